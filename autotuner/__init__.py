@@ -1,0 +1,1 @@
+"""Search, measure, judge: knows no SQL and no terminal."""

@@ -1,0 +1,131 @@
+"""The bench: where candidates are built, checked, primed and timed on one device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
+from mhctune.autotuner.timer import HostTimer, Slot, Timer
+from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
+from mhctune.kernels.compiler import CompileError, Compiler
+from mhctune.kernels.seam import Arm, Deviation, Seam
+from mhctune.kernels.space import Candidate
+
+
+class Bench(Protocol):
+    """Holds the inputs of one cell and the candidates that are resident in it."""
+
+    def enter(self, cell: Cell, seed: int) -> int:
+        """Make fresh inputs for a cell and return their bytes."""
+
+    def forecast(self, candidate: Candidate) -> Footprint:
+        """Return the bytes a candidate will take, without touching the device."""
+
+    def prepare(self, candidate: Candidate) -> Footprint | Failure:
+        """Build, allocate, check and prime a candidate; it stays resident unless it fails."""
+
+    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+        """Time one replay, in microseconds per launch."""
+
+    def release(self, candidate: Candidate) -> None:
+        """Free what a candidate holds."""
+
+    def leave(self) -> None:
+        """Free the inputs."""
+
+
+@dataclass
+class _Resident:
+    buffers: OutputBuffers
+    run: Callable[[], None]
+
+
+def verdict(deviations: list[Deviation]) -> Failure | None:
+    """Return the mismatch that a check found, or None."""
+    wrong = [str(deviation) for deviation in deviations if not deviation.ok]
+    return Failure(FailureKind.MISMATCH, "; ".join(wrong)) if wrong else None
+
+
+class HostBench:
+    """The bench of the target `c`, in this process.
+
+    A candidate's buffers are the same storage from its check to its last sample.
+    """
+
+    def __init__(self, seam: Seam, compiler: Compiler, timer: Timer | None = None) -> None:
+        """Measure a seam's candidates with a timer (default: the host's clock)."""
+        self._seam, self._compiler, self._timer = seam, compiler, timer or HostTimer()
+        self._residents: dict[Candidate, _Resident] = {}
+        self._cell: Cell | None = None
+        self._inputs: dict[str, torch.Tensor] = {}
+        self._input_bytes = 0
+
+    def enter(self, cell: Cell, seed: int) -> int:
+        """Make fresh inputs for a cell and return their bytes."""
+        self._cell = cell
+        self._inputs = self._seam.inputs(cell.problem, cell.num_tokens, seed, "cpu")
+        self._input_bytes = sum(t.numel() * t.element_size() for t in self._inputs.values())
+        return self._input_bytes
+
+    def forecast(self, candidate: Candidate) -> Footprint:
+        """Return the bytes a candidate will take."""
+        cell = self._entered()
+        specs = self._arm(candidate).plan(cell.problem, candidate.config, cell.num_tokens)
+        outputs = total_bytes(specs, Role.OUTPUT)
+        return Footprint(self._input_bytes, outputs, total_bytes(specs) - outputs)
+
+    def prepare(self, candidate: Candidate) -> Footprint | Failure:
+        """Build, allocate, check and prime a candidate; it stays resident unless it fails."""
+        try:
+            return self._prepare(candidate)
+        except CompileError as error:
+            return Failure(FailureKind.COMPILE, str(error))
+        except MemoryError as error:
+            return Failure(FailureKind.OUT_OF_MEMORY, str(error) or "the host is out of memory")
+        except Exception as error:  # candidates run here: whatever they raise is their failure row
+            return Failure(FailureKind.LAUNCH, f"{type(error).__name__}: {error}")
+
+    def _prepare(self, candidate: Candidate) -> Footprint | Failure:
+        cell, arm, config = self._entered(), self._arm(candidate), candidate.config
+        kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
+        launch = arm.bind(cell.problem, config, kernels)
+        buffers = OutputBuffers(arm.plan(cell.problem, config, cell.num_tokens), "cpu")
+        buffers.poison()
+        views, inputs = buffers.bind(cell.num_tokens), self._inputs
+        launch(inputs, views)
+        failure = verdict(self._seam.check(cell.problem, inputs, views))
+        if failure is not None:
+            return failure
+        self._residents[candidate] = _Resident(buffers, lambda: launch(inputs, views))
+        return replace(self.forecast(candidate), measured_bytes=buffers.bytes)
+
+    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+        """Time one replay, in microseconds per launch."""
+        slot = Slot(self._entered(), candidate, batch, round)
+        try:
+            return self._timer.time(slot, self._residents[candidate].run, launches)
+        except Exception as error:  # candidates run here: whatever they raise is their failure row
+            return Failure(FailureKind.LAUNCH, f"{type(error).__name__}: {error}")
+
+    def release(self, candidate: Candidate) -> None:
+        """Free what a candidate holds."""
+        self._residents.pop(candidate, None)
+
+    def leave(self) -> None:
+        """Free the inputs."""
+        self._residents.clear()
+        self._inputs, self._cell = {}, None
+        gc.collect()
+
+    def _entered(self) -> Cell:
+        if self._cell is None:
+            raise RuntimeError("enter a cell first")
+        return self._cell
+
+    def _arm(self, candidate: Candidate) -> Arm:
+        return self._seam.arm("c", candidate.arm)

@@ -1,0 +1,192 @@
+"""From the trials of a sweep to a dispatch table with its evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mhctune.autotuner.bands import BandDeriver, Derivation, NoBands, Option, Segment
+from mhctune.autotuner.records import Failure, Measurement, Trial
+from mhctune.autotuner.stats import RegretInterval, regret
+from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.sweep import unmeasured
+from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
+from mhctune.kernels.registry import seam as find_seam
+from mhctune.kernels.seam import Seam
+from mhctune.kernels.space import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one candidate stands in one cell: its latency, and its regret against the cell's best."""
+
+    candidate: Candidate
+    latency_us: float
+    regret: RegretInterval
+
+    @property
+    def tied(self) -> bool:
+        """Whether the samples do not tell it from the best: its interval reaches zero."""
+        return self.regret.lower <= 0
+
+
+def standings(trials: Sequence[Trial]) -> list[Standing]:
+    """Return the measured candidates of one cell, best first.
+
+    The best is the lowest median; each other is compared with it round by round. Where a cell was raced in
+    several batches, only the rounds that a candidate shares with the best count.
+    """
+    measured = [(t.candidate, t.outcome) for t in trials if isinstance(t.outcome, Measurement)]
+    measured.sort(key=lambda pair: (pair[1].latency_us, pair[0]))
+    if not measured:
+        return []
+    best = measured[0][1].samples
+    return [Standing(c, m.latency_us, regret(m.samples, best)) for c, m in measured]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A table, how it was chosen, and which token counts it leaves out and why."""
+
+    table: DispatchTable
+    derivation: Derivation
+    cells: Mapping[int, Sequence[Standing]]
+    missing: Mapping[int, str]
+
+
+def derive(
+    sweep: SweepRecord,
+    sweep_id: int,
+    trials: Sequence[Trial],
+    candidates: Sequence[Candidate],
+    max_regret: float,
+    incumbent: DispatchTable | None = None,
+) -> Derived:
+    """Derive the bands of a sweep.
+
+    A band covers no token count whose part of the grid was not measured: the table ends before the first.
+
+    Raises:
+        NoBands: the smallest token count was not measured, or no candidate is within the bound somewhere.
+    """
+    missing = unmeasured(sweep.token_counts, candidates, trials)
+    counts = [n for n in sweep.token_counts if not missing or n < min(missing)]
+    if not counts:
+        raise NoBands(
+            f"sweep {sweep_id} has nothing to derive bands from: {missing[min(missing)]}; run the sweep again"
+        )
+    cells = {n: standings([t for t in trials if t.cell.num_tokens == n]) for n in counts}
+    seam = find_seam(sweep.seam)
+    options = _options(seam, sweep, trials, cells, candidates)
+    served = {n: _served(incumbent, n) for n in counts} if incumbent is not None else {}
+    derivation = BandDeriver(max_regret).derive(counts, options, served)
+    bands = tuple(
+        Band(segment.first, segment.last, _choice(options, segment), _evidence(segment, options, cells))
+        for segment in derivation.segments
+    )
+    table = DispatchTable(
+        seam=sweep.seam,
+        problem=sweep.problem.to_dict(),
+        target=sweep.target,
+        numerics="rounded",
+        fingerprint=sweep.fingerprint,
+        bands=bands,
+        # The kernels of the last band are legal for every larger count: no constraint reads the count.
+        default=bands[-1].choice,
+        evidence={
+            "sweep": sweep_id,
+            "sweep_digest": sweep.digest,
+            "max_regret": max_regret,
+            "worst_upper": round(derivation.worst_upper, 6),
+            "mean_regret": round(derivation.mean_regret, 6),
+            "variants": sorted(derivation.variants),
+            "candidates": len(candidates),
+            "protocol": dict(sweep.protocol),
+            "sources": dict(sweep.sources),
+            "failures": _failures(trials),
+        },
+    )
+    return Derived(table, derivation, cells, missing)
+
+
+def _options(
+    seam: Seam,
+    sweep: SweepRecord,
+    trials: Sequence[Trial],
+    cells: Mapping[int, Sequence[Standing]],
+    candidates: Sequence[Candidate],
+) -> list[Option]:
+    found = {(n, s.candidate): s.regret for n, rows in cells.items() for s in rows}
+    bytes_of: Counter[Candidate] = Counter()
+    for trial in trials:
+        bytes_of[trial.candidate] = max(bytes_of[trial.candidate], trial.footprint.forecast_bytes)
+    options = []
+    for candidate in candidates:
+        intervals = [found.get((n, candidate)) for n in cells]
+        variants = seam.arm(sweep.target, candidate.arm).variants(sweep.problem, candidate.config)
+        options.append(
+            Option(
+                candidate,
+                frozenset(str(v) for v in variants),
+                bytes_of[candidate],
+                tuple(i.point if i else None for i in intervals),
+                tuple(i.upper if i else None for i in intervals),
+            )
+        )
+    return options
+
+
+def _choice(options: Sequence[Option], segment: Segment) -> Choice:
+    candidate = options[segment.option].candidate
+    return Choice.of(candidate.arm, candidate.config)
+
+
+def _served(table: DispatchTable | None, num_tokens: int) -> Candidate:
+    assert table is not None
+    choice = table.lookup(num_tokens).choice
+    return Candidate(choice.arm, choice.config)
+
+
+def _evidence(
+    segment: Segment, options: Sequence[Option], cells: Mapping[int, Sequence[Standing]]
+) -> dict[str, Any]:
+    """Return, for each measured token count of a band, what the choice costs and who else is as good."""
+    rows = []
+    for count in segment.token_counts:
+        standing = next(s for s in cells[count] if s.candidate == options[segment.option].candidate)
+        best = cells[count][0]
+        rows.append(
+            {
+                "num_tokens": count,
+                "latency_us": round(standing.latency_us, 4),
+                "regret": round(standing.regret.point, 6),
+                "upper": round(standing.regret.upper, 6),
+                "rounds": standing.regret.n,
+                "best": str(best.candidate),
+                "best_us": round(best.latency_us, 4),
+                "tie_set": sum(s.tied for s in cells[count]),
+            }
+        )
+    return {"measured": rows, "worst_upper": max(row["upper"] for row in rows)}
+
+
+def _failures(trials: Sequence[Trial]) -> dict[str, int]:
+    kinds = Counter(t.outcome.kind.value for t in trials if isinstance(t.outcome, Failure))
+    return dict(sorted(kinds.items()))
+
+
+def candidates_of(sweep: SweepRecord) -> tuple[Candidate, ...]:
+    """Return the candidates of a stored sweep, rebuilt from its space as it was."""
+    seam = find_seam(sweep.seam)
+    return tuple(
+        candidate
+        for arm, values in sweep.space.items()
+        for candidate in seam.arm(sweep.target, arm).space(sweep.problem).restricted(values).candidates()
+    )
+
+
+def incumbent_for(fingerprint: Fingerprint, tables: Sequence[DispatchTable]) -> DispatchTable | None:
+    """Return the newest table measured under a fingerprint, given the newest first."""
+    return next((t for t in tables if t.fingerprint == fingerprint), None)

@@ -1,0 +1,179 @@
+"""The planner: from what a person wrote down to a sweep plan, and what that plan will cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mhctune.autotuner.probe import fingerprint
+from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.sweep import SweepPlan
+from mhctune.configs.errors import ConfigError, unknown
+from mhctune.configs.loader import load_model, load_sweep, parse_token_counts
+from mhctune.configs.schema import GpuTarget, Model
+from mhctune.kernels.buffers import total_bytes
+from mhctune.kernels.registry import SEAMS
+from mhctune.kernels.seam import Problem, Seam
+from mhctune.kernels.space import SearchSpace
+
+COMPILE_S = {"c": 1.8, "cuda": 2.0}
+"""Seconds of one core a kernel: gcc with -O3 on one Xeon core; nvcc 13.0 on an H200 host."""
+
+_STARTUP_S = 10.0
+"""Importing torch and TileLang, measured on two cores."""
+
+
+def known_seam(name: str) -> Seam:
+    """Return a seam by name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in SEAMS:
+        raise unknown("seam", name, sorted(SEAMS))
+    return SEAMS[name]
+
+
+def problem_of(model: Model, seam: Seam) -> Problem:
+    """Return a model's problem for a seam.
+
+    Raises:
+        ConfigError: the seam delays the pre block and the model does not.
+    """
+    if seam.name.endswith("_delayed") and not model.delayed:
+        raise ConfigError(
+            f"model {model.name!r} does not delay its pre block, seam {seam.name!r} does; "
+            "use a V4.1 model, such as deepseek-v4.1-flash"
+        )
+    return Problem(**model.problem_fields())  # type: ignore[arg-type]
+
+
+def spaces_of(
+    seam: Seam, target: str, problem: Problem, limits: Mapping[str, Mapping[str, Sequence[int]]]
+) -> dict[str, SearchSpace]:
+    """Return the space of each arm; `limits` restrict tunables and, where given, name the arms.
+
+    Raises:
+        ConfigError: an unknown arm or tunable, or an arm left without a legal config.
+    """
+    arms = {arm.name: arm for arm in seam.arms(target)}
+    for name in limits:
+        if name not in arms:
+            raise unknown("arm", name, sorted(arms))
+    spaces = {}
+    for name in limits or arms:
+        try:
+            space = arms[name].space(problem).restricted(limits.get(name, {}))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if not space.candidates():
+            reasons = sorted({reason for point in space.points() for reason in space.refusals(point)})
+            raise ConfigError(f"arm {name!r} has no legal config for {problem}: {reasons[0]}")
+        spaces[name] = space
+    return spaces
+
+
+class NoArm(ValueError):
+    """A seam that this version cannot run on a target."""
+
+
+def plan_sweep(
+    gpu: GpuTarget,
+    sweep: str | None = None,
+    *,
+    model: str | None = None,
+    seam: str | None = None,
+    tokens: str | None = None,
+    samples: int | None = None,
+    max_regret: float | None = None,
+) -> SweepPlan:
+    """Return the plan of a sweep on a target.
+
+    `sweep` names a shipped sweep or a TOML file (default: `quick` on the target `c`, else `decode`); the
+    other arguments override what it says.
+
+    Raises:
+        ConfigError: something in it is unknown or contradicts the rest.
+        NoArm: the seam has no arm on the target.
+    """
+    config = load_sweep(sweep or ("quick" if gpu.target == "c" else "decode"))
+    found = known_seam(seam or config.seam)
+    if not found.arms(gpu.target):
+        raise NoArm(f"seam {found.name} has no arm on target {gpu.target!r} ({gpu.name}) in this version")
+    problem = problem_of(load_model(model or config.model), found)
+    limits = config.space.get(gpu.target, {})
+    return SweepPlan(
+        seam=found,
+        problem=problem,
+        target=gpu.target,
+        token_counts=config.token_counts if tokens is None else parse_token_counts(tokens),
+        spaces=spaces_of(found, gpu.target, problem, limits),
+        protocol=Protocol(samples or config.samples),
+        fingerprint=fingerprint(found, gpu.target),
+        max_regret=config.max_regret if max_regret is None else max_regret,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ArmForecast:
+    """What one arm brings: its points, the legal ones, and the kernels it compiles."""
+
+    arm: str
+    points: int
+    candidates: int
+    variants: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a plan will cost: kernels, trials, bytes at the largest token count, and seconds."""
+
+    arms: tuple[ArmForecast, ...]
+    variants: int
+    trials: int
+    input_bytes: int
+    set_bytes: int
+    """The largest output-buffer set of one candidate."""
+    resident_bytes: int
+    """Inputs and all candidates of the largest cell at once."""
+    compile_s: float
+    race_s: float
+
+
+def forecast(plan: SweepPlan, cores: int, bandwidth_gb_s: float | None) -> Forecast:
+    """Forecast a plan on `cores` cores and a device of `bandwidth_gb_s`.
+
+    A launch is taken to move 36 H bytes a token (the unfused route) at half the bandwidth and to cost at
+    least 200 us on the target `c` and 15 us on a GPU; a sample repeats it for `replay_us`.
+    """
+    arms = []
+    for name, space in plan.spaces.items():
+        legal = space.candidates()
+        kernels = {v for c in legal for v in plan.variants_of(c)}
+        arms.append(ArmForecast(name, sum(1 for _ in space.points()), len(legal), len(kernels)))
+    largest = max(plan.token_counts)
+    hidden = plan.problem.hidden_size
+    input_bytes = largest * hidden * 10 + 24 * 4 * hidden * 4
+    sets = [
+        total_bytes(plan.seam.arm(plan.target, c.arm).plan(plan.problem, c.config, largest))
+        for c in plan.candidates
+    ]
+    floor_us = 200.0 if plan.target == "c" else 15.0
+    # One core of a server reads about 10 GB/s.
+    rate = (bandwidth_gb_s or 10.0) * 1e3 / 2
+    samples_us = sum(
+        max(plan.protocol.replay_us, floor_us, 36 * hidden * n / rate) for n in plan.token_counts
+    )
+    race_s = len(plan.candidates) * (plan.protocol.samples + 1) * samples_us / 1e6
+    compile_s = COMPILE_S[plan.target] * math.ceil(len(plan.variants) / max(cores, 1)) + _STARTUP_S
+    return Forecast(
+        arms=tuple(arms),
+        variants=len(plan.variants),
+        trials=plan.grid,
+        input_bytes=input_bytes,
+        set_bytes=max(sets, default=0),
+        resident_bytes=input_bytes + sum(sets),
+        compile_s=compile_s,
+        race_s=race_s,
+    )

@@ -1,0 +1,104 @@
+"""The probe: what device this machine has, and its fingerprint."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from mhctune.autotuner.budget import size
+from mhctune.autotuner.protocol import PROTOCOL_VERSION
+from mhctune.kernels.compiler import C_FLAGS
+from mhctune.kernels.dispatch import Fingerprint
+from mhctune.kernels.registry import SEAMS
+from mhctune.kernels.seam import Seam
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device that a sweep would run on: the first GPU, or the processor."""
+
+    name: str
+    target: str
+    free_bytes: int
+
+    @property
+    def gpu_name(self) -> str | None:
+        """The GPU's name, or None without one."""
+        return self.name if self.target == "cuda" else None
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the operating system reports it."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text() if path.exists() else ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def free_host_bytes() -> int:
+    """Return the memory that can be taken without swapping."""
+    match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def gcc_version() -> str:
+    """Return gcc's version line, or `absent`."""
+    try:
+        done = subprocess.run(["gcc", "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "absent"
+    return done.stdout.splitlines()[0]
+
+
+def detect() -> Device:
+    """Return the first GPU that torch sees, else the processor."""
+    import torch
+
+    if torch.cuda.is_available():
+        return Device(torch.cuda.get_device_name(0), "cuda", torch.cuda.mem_get_info(0)[0])
+    return Device(cpu_name(), "c", free_host_bytes())
+
+
+def doctor_rows(device: Device) -> list[tuple[str, str]]:
+    """Return what a person needs to know of this machine, as (what, found)."""
+    rows = [
+        ("device", device.name),
+        ("free memory", size(device.free_bytes)),
+        ("cores", str(os.cpu_count())),
+        ("gcc", gcc_version()),
+        ("torch", importlib.metadata.version("torch")),
+        ("tilelang", importlib.metadata.version("tilelang")),
+    ]
+    for seam in SEAMS.values():
+        arms = ", ".join(arm.name for arm in seam.arms(device.target))
+        rows.append((f"arms of {seam.name}", arms or f"none on target {device.target}"))
+        if arms:
+            rows.append(("fingerprint", fingerprint(seam, device.target).digest))
+    return rows
+
+
+def fingerprint(seam: Seam, target: str) -> Fingerprint:
+    """Read the fingerprint of this machine for a seam's arms on a target."""
+    if target != "c":
+        raise ValueError(f"no probe for target {target!r}")
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Fingerprint(
+        gpu_name=cpu_name(),
+        sm_count=os.cpu_count() or 1,
+        memory_gib=round(pages / 2**30),
+        mig="",
+        driver=f"{platform.system()} {platform.release()}",
+        cuda="",
+        compiler=gcc_version(),
+        torch=importlib.metadata.version("torch"),
+        tilelang=importlib.metadata.version("tilelang"),
+        pass_config="{}",
+        compile_flags=" ".join(C_FLAGS),
+        protocol=PROTOCOL_VERSION,
+        source_hash=seam.source_hash(target),
+    )

@@ -1,0 +1,110 @@
+"""What a trial is about and what came of it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mhctune.kernels.seam import Problem
+from mhctune.kernels.space import Candidate
+
+
+class FailureKind(StrEnum):
+    """Why a trial gave no latency."""
+
+    COMPILE = "compile"
+    LAUNCH = "launch"
+    MISMATCH = "mismatch"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    OVER_BUDGET = "over_budget"
+    IMPLAUSIBLE = "implausible"
+    CRASHED = "crashed"
+
+
+class SweepState(StrEnum):
+    """How far a sweep has come; anything but `complete` is resumed by the same command."""
+
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    INCOMPLETE = "incomplete"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is raced: a seam, a problem and a token count."""
+
+    seam: str
+    problem: Problem
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one trial: forecast before it was built, measured after.
+
+    `graph_bytes` is what capture added; zero where there is no capture.
+    """
+
+    input_bytes: int
+    output_bytes: int
+    scratch_bytes: int
+    graph_bytes: int = 0
+    measured_bytes: int = 0
+
+    @property
+    def forecast_bytes(self) -> int:
+        """What the candidate keeps resident: outputs, scratch and graph; inputs are shared by the cell."""
+        return self.output_bytes + self.scratch_bytes + self.graph_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed replay: microseconds per launch, and where in the race it was taken.
+
+    `batch` counts the races of a cell (a champion is carried into the next one), `round` the rounds of a
+    batch, `position` the place in the round's order; `launches` were averaged.
+    """
+
+    batch: int
+    round: int
+    position: int
+    launches: int
+    latency_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one trial measured."""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def latency_us(self) -> float:
+        """The median, in microseconds per launch."""
+        return statistics.median(sample.latency_us for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a trial gave no latency, in a sentence a person can act on."""
+
+    kind: FailureKind
+    detail: str
+
+
+Outcome = Measurement | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One candidate in one cell, as the store holds it; `outcome` is None while it is being raced."""
+
+    cell: Cell
+    candidate: Candidate
+    footprint: Footprint
+    outcome: Outcome | None
+    samples: tuple[Sample, ...] = ()
+    id: int = 0

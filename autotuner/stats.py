@@ -1,0 +1,109 @@
+"""Statistics: what paired rounds say about two candidates, and how surely."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from scipy.stats import quantile_test
+
+from mhctune.autotuner.records import Sample
+
+
+class TooFewSamples(ValueError):
+    """Too few paired rounds for a limit at the asked confidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegretInterval:
+    """A regret with a lower and an upper limit, each one-sided, and the number of pairs behind it."""
+
+    point: float
+    lower: float
+    upper: float
+    n: int
+
+
+def paired_ratios(samples: Sequence[Sample], best: Sequence[Sample]) -> tuple[float, ...]:
+    """Return latency / best latency of every (batch, round) that both have, in that order.
+
+    A round that only one of them ran (losers leave early) has no pair and is left out.
+
+    Raises:
+        ValueError: a latency that is not a positive finite number, or two samples of one round.
+    """
+    mine, others = _by_round(samples), _by_round(best)
+    return tuple(mine[key] / others[key] for key in sorted(mine.keys() & others.keys()))
+
+
+def regret(
+    samples: Sequence[Sample], best_samples: Sequence[Sample], confidence: float = 0.95
+) -> RegretInterval:
+    """Return the regret of `samples` against `best_samples`: the median of the paired ratios - 1.
+
+    The limits are order statistics of the paired ratios: those medians that the one-sided quantile test
+    (the sign test when the quantile is the median; `scipy.stats.quantile_test`) does not reject. Each limit
+    holds at `confidence`, so the two together hold at 2 `confidence` - 1 (90 % for 95 %).
+
+    The test is valid for paired rounds because both candidates of a round run within the same moments:
+    drift and clocks multiply both latencies and cancel in the ratio. It assumes that the ratios of
+    different rounds are independent and have one median. It assumes no distribution and no symmetry, so
+    the long upper tail of GPU timings does no harm; ties only make it more careful. It is exact for
+    any number of pairs, so the smallest number is known: 5 at 95 %. A best that was picked by the same
+    samples looks faster than it is, which raises the regret of all others: their upper limits err on the
+    safe side, while its own regret is 0 by definition and not by evidence.
+
+    Raises:
+        TooFewSamples: no order statistic reaches `confidence` with so few pairs.
+        ValueError: see `paired_ratios`; or `confidence` does not lie between 0.5 and 1.
+    """
+    if not 0.5 <= confidence < 1:
+        raise ValueError(f"confidence is {confidence}; it must lie between 0.5 and 1 (0.95 is 95 %)")
+    ratios = paired_ratios(samples, best_samples)
+    needed = pairs_needed(confidence)
+    if len(ratios) < needed:
+        raise TooFewSamples(
+            f"{len(ratios)} paired rounds give no limit at {confidence:.4g} confidence; {needed} are needed. "
+            "Measure more rounds or lower the confidence."
+        )
+    ordered, (low, high) = sorted(ratios), _limit_places(len(ratios), confidence)
+    return RegretInterval(statistics.median(ratios) - 1, ordered[low] - 1, ordered[high] - 1, len(ratios))
+
+
+def pairs_needed(confidence: float) -> int:
+    """Return the fewest pairs n with 0.5ⁿ < 1 - `confidence`.
+
+    0.5ⁿ is the chance that all n ratios lie on one side of their median: only when it is smaller can even
+    the largest ratio be a limit.
+    """
+    # Not ≤: where both sides are equal (confidence 0.9375 and 4 pairs) scipy has an upper limit but no lower.
+    return math.floor(-math.log2(1 - confidence)) + 1
+
+
+@cache
+def _limit_places(n: int, confidence: float) -> tuple[int, int]:
+    """Return which of `n` ordered values are the lower and the upper limit of their median.
+
+    The places do not depend on the values, and the test takes 1.5 ms: 4 s for 264 options at 10 token counts.
+    """
+    upper = quantile_test(range(n), p=0.5, alternative="less").confidence_interval(confidence).high
+    lower = quantile_test(range(n), p=0.5, alternative="greater").confidence_interval(confidence).low
+    return int(lower), int(upper)
+
+
+def _by_round(samples: Sequence[Sample]) -> dict[tuple[int, int], float]:
+    latencies: dict[tuple[int, int], float] = {}
+    for sample in samples:
+        key = (sample.batch, sample.round)
+        if not (math.isfinite(sample.latency_us) and sample.latency_us > 0):
+            raise ValueError(
+                f"sample of batch {sample.batch}, round {sample.round} is {sample.latency_us} us; a latency "
+                "is a positive finite number"
+            )
+        if key in latencies:
+            raise ValueError(f"batch {sample.batch}, round {sample.round} holds two samples of one candidate")
+        latencies[key] = sample.latency_us
+    return latencies

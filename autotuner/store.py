@@ -1,0 +1,69 @@
+"""What a sweep tells while it runs; the database fulfils it, tests use a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mhctune.autotuner.records import Cell, Failure, Footprint, Sample, SweepState, Trial
+from mhctune.kernels.dispatch import Fingerprint
+from mhctune.kernels.seam import Problem
+from mhctune.kernels.space import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRecord:
+    """What identifies a sweep and what it set out to measure.
+
+    Attributes:
+        digest: Over fingerprint, space, cells and protocol: the same command gives the same digest.
+        target: `c` or `cuda`.
+        grid: Number of (cell, candidate) pairs.
+        space: Per arm the tunables and their values, as JSON-able data.
+        protocol: How it was measured, as JSON-able data.
+        bound: Regret bound of the bands (0.05 is 5 %); not part of the digest.
+    """
+
+    digest: str
+    seam: str
+    problem: Problem
+    target: str
+    token_counts: tuple[int, ...]
+    grid: int
+    space: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    fingerprint: Fingerprint
+    sources: Mapping[str, str]
+    """Source hash by arm."""
+    bound: float
+
+
+class Store(Protocol):
+    """Keeps sweeps, trials and samples; every method is one committed transaction."""
+
+    def begin(self, sweep: SweepRecord, *, new: bool = False) -> int:
+        """Return the id of the newest unfinished sweep of this digest, or of a new one.
+
+        With `new` always a new one. A complete sweep of the same digest is not resumed: a new one begins.
+        """
+
+    def trials(self, sweep_id: int) -> Sequence[Trial]:
+        """Return the trials of a sweep with their samples, in the order they were opened."""
+
+    def open_trial(self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint) -> int:
+        """Record that a candidate passed its check and will be raced; return the trial's id."""
+
+    def add_samples(self, samples: Sequence[tuple[int, Sample]]) -> None:
+        """Keep the samples (trial id, sample) of one round."""
+
+    def finish_trial(self, trial_id: int) -> None:
+        """Record that a trial has all its samples: it is a measurement now."""
+
+    def fail_trial(
+        self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint, failure: Failure
+    ) -> int:
+        """Record a failure, for a trial that was opened before or not; return the trial's id."""
+
+    def end(self, sweep_id: int, state: SweepState) -> None:
+        """Record how the sweep ended."""

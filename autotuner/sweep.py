@@ -1,0 +1,202 @@
+"""The sweep: every candidate of every cell, remembered as it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mhctune.autotuner.bench import Bench
+from mhctune.autotuner.budget import BudgetError, VramBudget
+from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.race import Race, Stopped
+from mhctune.autotuner.records import Cell, Failure, FailureKind, Measurement, SweepState, Trial
+from mhctune.autotuner.store import Store, SweepRecord
+from mhctune.kernels.dispatch import Fingerprint
+from mhctune.kernels.seam import Problem, Seam, Variant
+from mhctune.kernels.space import Candidate, SearchSpace
+
+# A failure of these kinds says nothing of the candidate: that part of the grid was not measured.
+UNMEASURED = frozenset({FailureKind.OVER_BUDGET, FailureKind.OUT_OF_MEMORY})
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep sets out to measure."""
+
+    seam: Seam
+    problem: Problem
+    target: str
+    token_counts: tuple[int, ...]
+    spaces: Mapping[str, SearchSpace]
+    protocol: Protocol
+    fingerprint: Fingerprint
+    max_regret: float
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The legal points of every arm, in arm order."""
+        return tuple(c for space in self.spaces.values() for c in space.candidates())
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """One a token count."""
+        return tuple(Cell(self.seam.name, self.problem, count) for count in self.token_counts)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The distinct kernels to compile."""
+        return tuple(dict.fromkeys(v for c in self.candidates for v in self.variants_of(c)))
+
+    def variants_of(self, candidate: Candidate) -> tuple[Variant, ...]:
+        """Return the kernels of one candidate."""
+        return self.seam.arm(self.target, candidate.arm).variants(self.problem, candidate.config)
+
+    @property
+    def grid(self) -> int:
+        """Number of trials."""
+        return len(self.candidates) * len(self.token_counts)
+
+    def record(self) -> SweepRecord:
+        """Return what the store keeps; the digest covers fingerprint, space, cells and protocol."""
+        space = {
+            arm: {tunable.name: list(tunable.values) for tunable in space.tunables}
+            for arm, space in self.spaces.items()
+        }
+        identity: dict[str, Any] = {
+            "fingerprint": self.fingerprint.digest,
+            "space": space,
+            "candidates": [[c.arm, c.key] for c in self.candidates],
+            "seam": self.seam.name,
+            "problem": self.problem.digest,
+            "token_counts": self.token_counts,
+            "protocol": self.protocol.to_dict(),
+        }
+        text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+        return SweepRecord(
+            digest=hashlib.sha256(text.encode()).hexdigest(),
+            seam=self.seam.name,
+            problem=self.problem,
+            target=self.target,
+            token_counts=self.token_counts,
+            grid=self.grid,
+            space=space,
+            protocol=self.protocol.to_dict(),
+            fingerprint=self.fingerprint,
+            sources={arm: self.seam.arm(self.target, arm).source_hash for arm in self.spaces},
+            bound=self.max_regret,
+        )
+
+
+@dataclass
+class Watcher:
+    """Hears how a sweep goes on; does nothing by itself."""
+
+    def begun(self, sweep_id: int, finished: int, grid: int) -> None:
+        """Hear that a sweep began, with this many trials done before."""
+
+    def compiled(self, done: int, total: int) -> None:
+        """Hear how many variants are compiled."""
+
+    def entered(self, cell: Cell, index: int, total: int) -> None:
+        """Hear that a cell is raced."""
+
+    def told(self, cell: Cell, candidate: Candidate, outcome: float | Failure) -> None:
+        """Hear of a trial's outcome: microseconds per launch, or a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """How a sweep ended."""
+
+    sweep_id: int
+    state: SweepState
+    missing: tuple[str, ...]
+    """What was not measured, a sentence each."""
+
+
+class Sweep:
+    """Runs a plan: compile, then race cell after cell. Owns neither store nor bench."""
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        store: Store,
+        bench: Bench,
+        budget: VramBudget,
+        compile_all: Callable[[tuple[Variant, ...], Callable[[int, int], None]], None],
+        stop: Callable[[], bool] = lambda: False,
+        watcher: Watcher | None = None,
+    ) -> None:
+        """Prepare; `compile_all` returns once every variant is compiled or has failed."""
+        self._plan, self._store, self._bench, self._budget = plan, store, bench, budget
+        self._compile_all, self._stop, self._watcher = compile_all, stop, watcher or Watcher()
+
+    def run(self, *, new: bool = False) -> SweepResult:
+        """Measure what is not measured yet; `new` starts over instead of resuming."""
+        plan, store = self._plan, self._store
+        sweep_id = store.begin(plan.record(), new=new)
+        known = store.trials(sweep_id)
+        finished = {(t.cell.num_tokens, t.candidate) for t in known if t.outcome is not None}
+        self._watcher.begun(sweep_id, len(finished), plan.grid)
+        pending = [c for c in plan.candidates if any((n, c) not in finished for n in plan.token_counts)]
+        try:
+            variants = tuple(dict.fromkeys(v for c in pending for v in plan.variants_of(c)))
+            self._compile_all(variants, self._watcher.compiled)
+            for index, cell in enumerate(plan.cells):
+                self._watcher.entered(cell, index, len(plan.cells))
+                self._race(sweep_id, cell).run(
+                    plan.candidates, [t for t in known if t.cell.num_tokens == cell.num_tokens]
+                )
+        except Stopped:
+            store.end(sweep_id, SweepState.INTERRUPTED)
+            return SweepResult(sweep_id, SweepState.INTERRUPTED, ())
+        missing = unmeasured(plan.token_counts, plan.candidates, store.trials(sweep_id))
+        state = SweepState.INCOMPLETE if missing else SweepState.COMPLETE
+        store.end(sweep_id, state)
+        return SweepResult(sweep_id, state, tuple(missing.values()))
+
+    def _race(self, sweep_id: int, cell: Cell) -> Race:
+        def tell(candidate: Candidate, outcome: float | Failure) -> None:
+            self._watcher.told(cell, candidate, outcome)
+
+        return Race(
+            sweep_id, cell, self._store, self._bench, self._budget, self._plan.protocol, self._stop, tell
+        )
+
+
+def require_room(plan: SweepPlan, bench: Bench, budget: VramBudget) -> None:
+    """Refuse a budget that holds no candidate of the smallest cell, before anything is written.
+
+    Raises:
+        BudgetError: with the bytes that the smallest candidate needs.
+    """
+    smallest = plan.cells[0]
+    input_bytes = bench.enter(smallest, plan.protocol.seed)
+    footprints = [bench.forecast(candidate) for candidate in plan.candidates]
+    bench.leave()
+    if not any(budget.fits(input_bytes, [footprint]) for footprint in footprints):
+        least = min(footprints, key=lambda f: f.forecast_bytes)
+        raise BudgetError(f"at {smallest.num_tokens} tokens {budget.shortfall(input_bytes, least)}")
+
+
+def unmeasured(
+    token_counts: Sequence[int], candidates: Sequence[Candidate], trials: Iterable[Trial]
+) -> dict[int, str]:
+    """Return, by token count, why that part of the grid may carry no band; empty when all was measured."""
+    by_count: dict[int, list[Trial]] = {count: [] for count in token_counts}
+    for trial in trials:
+        by_count[trial.cell.num_tokens].append(trial)
+    missing: dict[int, str] = {}
+    for count, found in by_count.items():
+        measured = sum(isinstance(t.outcome, Measurement) for t in found)
+        skipped = [t for t in found if isinstance(t.outcome, Failure) and t.outcome.kind in UNMEASURED]
+        absent = len(candidates) - sum(t.outcome is not None for t in found)
+        if measured == 0 or skipped or absent > 0:
+            missing[count] = (
+                f"{count} tokens: {measured} of {len(candidates)} candidates measured, "
+                f"{len(skipped)} found no memory, {absent} not run"
+            )
+    return missing

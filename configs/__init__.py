@@ -1,0 +1,1 @@
+"""What a person wrote down: GPUs, models, sweeps and recorded measurements."""

@@ -1,0 +1,53 @@
+"""Deriving bands from what the database holds."""
+
+from __future__ import annotations
+
+from mhctune.autotuner.bands import NoBands
+from mhctune.autotuner.derive import Derived, candidates_of, derive, incumbent_for
+from mhctune.autotuner.records import SweepState
+from mhctune.db.repository import Repository
+from mhctune.db.rows import StoredSweep
+from mhctune.kernels.dispatch import DispatchTable
+
+
+def chosen_sweep(store: Repository, sweep_id: int | None = None) -> StoredSweep:
+    """Return the named sweep, or the newest that ended.
+
+    Raises:
+        DatabaseError: the named sweep is unknown.
+        NoBands: no sweep has ended.
+    """
+    if sweep_id is not None:
+        return store.sweep(sweep_id)
+    ended = (SweepState.COMPLETE, SweepState.INCOMPLETE)
+    found = next((sweep for sweep in store.sweeps() if sweep.state in ended), None)
+    if found is None:
+        raise NoBands(
+            "no sweep in this database has ended; run `mhctune sweep` (the same command resumes one)"
+        )
+    return found
+
+
+def derive_stored(store: Repository, sweep: StoredSweep, max_regret: float | None = None) -> Derived:
+    """Derive the bands of a stored sweep under a bound (default: the sweep's own).
+
+    The incumbent is the newest table of the same seam, problem and target and the same fingerprint that an
+    earlier sweep gave.
+
+    Raises:
+        NoBands: as `derive`.
+    """
+    record = sweep.record
+    bound = record.bound if max_regret is None else max_regret
+    earlier = [t.table for t in store.tables() if t.sweep_id < sweep.id and _same(t.table, sweep)]
+    incumbent = incumbent_for(record.fingerprint, earlier)
+    return derive(record, sweep.id, store.trials(sweep.id), candidates_of(record), bound, incumbent)
+
+
+def _same(table: DispatchTable, sweep: StoredSweep) -> bool:
+    record = sweep.record
+    return (
+        table.seam == record.seam
+        and table.target == record.target
+        and dict(table.problem) == record.problem.to_dict()
+    )

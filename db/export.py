@@ -1,0 +1,107 @@
+"""Exports: a dispatch table as a file to check in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mhctune.db.export_python import MARKER, render_python
+from mhctune.db.rows import table_text
+from mhctune.db.tables import problem_key
+from mhctune.kernels.dispatch import DispatchTable
+
+
+class ExportError(Exception):
+    """A file that cannot or may not be written: which one, why, and what to do next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a table is written: the file's suffix, its text from the JSON form, and how it is known again."""
+
+    suffix: str
+    render: Callable[[Mapping[str, Any]], str]
+    is_ours: Callable[[str], bool]
+
+
+def export(table: DispatchTable, format: str, folder: str | Path, force: bool = False) -> Path:
+    """Write a table into a folder, which is made if need be, and return the file's path.
+
+    The same table gives the same name and the same bytes. The file is replaced as a whole or not at all.
+
+    Raises:
+        ExportError: the format is unknown, the folder cannot be written, or a file of that name exists
+            that mhctune did not write and `force` is not given.
+        TableError: the table does not survive JSON.
+    """
+    if format not in FORMATS:
+        raise ExportError(f"unknown export format {format!r}; known: {', '.join(sorted(FORMATS))}")
+    chosen = FORMATS[format]
+    path = Path(folder) / (file_stem(table) + chosen.suffix)
+    text = chosen.render(json.loads(table_text(table)))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not force:
+            _require_ours(path, chosen)
+        _replace(path, text)
+    except OSError as error:
+        raise ExportError(f"{path}: cannot be written: {error.strerror}; choose another folder") from error
+    return path
+
+
+def file_stem(table: DispatchTable) -> str:
+    """Return a table's file name without suffix; it is also a Python module's name.
+
+    Seam, problem, GPU and numerics class: tables that may stand side by side do not share a name.
+    """
+    fingerprint = table.fingerprint
+    parts = (table.seam, problem_key(table), fingerprint.gpu_name, fingerprint.mig, table.numerics)
+    return "_".join(slug for slug in map(_slug, parts) if slug)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def _require_ours(path: Path, format: Format) -> None:
+    if not os.path.lexists(path):
+        return
+    if path.is_file() and format.is_ours(path.read_text(encoding="utf-8", errors="replace")):
+        return
+    raise ExportError(f"{path} exists and was not written by mhctune; move it away, or use --force")
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _render_json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _is_json_table(text: str) -> bool:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(data, dict) and "mhctune_table" in data
+
+
+FORMATS: Mapping[str, Format] = {
+    "json": Format(".json", _render_json, _is_json_table),
+    "python": Format(".py", render_python, lambda text: text.startswith(MARKER)),
+}

@@ -1,0 +1,132 @@
+"""The read side for serving: dispatch tables from a database or an exported file.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from mhctune.db.sqlite_file import connect_readonly, is_sqlite
+from mhctune.kernels.dispatch import DispatchTable, Fingerprint, TableError
+
+_QUERY = """
+SELECT dispatch_tables.id, dispatch_tables.content
+FROM dispatch_tables
+JOIN sweeps ON sweeps.id = dispatch_tables.sweep_id
+JOIN problems ON problems.id = sweeps.problem_id
+WHERE (:seam IS NULL OR problems.seam = :seam)
+  AND (:digest IS NULL OR problems.digest = :digest)
+ORDER BY dispatch_tables.id DESC
+"""
+
+
+def load_table(
+    path: str | Path,
+    fingerprint: Fingerprint | None = None,
+    *,
+    seam: str | None = None,
+    problem_digest: str | None = None,
+) -> DispatchTable:
+    """Return the table to serve from an SQLite database or an exported JSON file.
+
+    Of several that match, the one with the best status on a machine that is `fingerprint`, then the
+    newest. Without a fingerprint the newest, and its status is `exact`: not judged.
+
+    Raises:
+        TableError: the file is missing, unreadable, damaged or neither of the two; no table matches; or
+            tables of several seams or problems match, so that one must be named.
+    """
+    found = load_tables(path, fingerprint, seam=seam, problem_digest=problem_digest)
+    if len(found) > 1:
+        known = ", ".join(f"{table.seam} {problem_key(table)}" for table in found)
+        raise TableError(
+            f"{path}: tables of {len(found)} problems match ({known}); name seam and problem_digest"
+        )
+    return found[0]
+
+
+def load_tables(
+    path: str | Path,
+    fingerprint: Fingerprint | None = None,
+    *,
+    seam: str | None = None,
+    problem_digest: str | None = None,
+) -> tuple[DispatchTable, ...]:
+    """Return one table per seam and problem, chosen as `load_table` does, ordered by seam and problem.
+
+    Raises:
+        TableError: the file is missing, unreadable, damaged or neither kind, or no table matches.
+    """
+    best: dict[tuple[str, str], DispatchTable] = {}
+    for table in _matching(Path(path), seam, problem_digest):
+        judged = table if fingerprint is None else table.against(fingerprint)
+        key = (table.seam, problem_key(table))
+        if key not in best or judged.status < best[key].status:
+            best[key] = judged
+    if not best:
+        wanted = f"seam {seam or 'any'}, problem {problem_digest or 'any'}"
+        raise TableError(
+            f"{path}: holds no table of {wanted}; run `mhctune bands` on the database it came from"
+        )
+    return tuple(best[key] for key in sorted(best))
+
+
+def problem_key(table: DispatchTable) -> str:
+    """Return the 16 hex digits that name a table's problem: `Problem.digest`, without importing torch."""
+    text = json.dumps(dict(table.problem), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _matching(path: Path, seam: str | None, digest: str | None) -> Iterator[DispatchTable]:
+    """Yield the matching tables, the newest first."""
+    for where, text in _contents(path, seam, digest):
+        table = _parsed(text, where)
+        if seam in (None, table.seam) and digest in (None, problem_key(table)):
+            yield table
+
+
+def _contents(path: Path, seam: str | None, digest: str | None) -> Iterable[tuple[str, str]]:
+    try:
+        if is_sqlite(path):
+            return _rows(path, seam, digest)
+        return [(str(path), path.read_text(encoding="utf-8"))]
+    except FileNotFoundError:
+        raise TableError(f"{path}: no such file; export a table, or name a database of mhctune") from None
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise TableError(f"{path}: is neither an SQLite database nor an exported JSON table") from None
+
+
+def _rows(path: Path, seam: str | None, digest: str | None) -> list[tuple[str, str]]:
+    try:
+        with closing(connect_readonly(path)) as connection:
+            found = connection.execute(_QUERY, {"seam": seam, "digest": digest}).fetchall()
+    except sqlite3.Error as error:
+        raise TableError(
+            f"{path}: cannot be read as mhctune's database: {error}; check the file, "
+            "or run `mhctune db upgrade`"
+        ) from error
+    return [(f"{path}, table {number}", content) for number, content in found]
+
+
+def _parsed(text: str, where: str) -> DispatchTable:
+    try:
+        data: Any = json.loads(text)
+    except ValueError:
+        raise TableError(f"{where}: is neither an SQLite database nor an exported JSON table") from None
+    if not isinstance(data, dict):
+        raise TableError(f"{where}: an exported table is a JSON object, this is a {type(data).__name__}")
+    try:
+        return DispatchTable.from_dict(data, where)
+    except ValueError as error:
+        # The rules on bands do not know the file.
+        message = str(error)
+        raise TableError(message if where in message else f"{where}: {message}") from error

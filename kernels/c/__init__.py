@@ -1,0 +1,1 @@
+"""TileLang kernels for the C backend: any machine with gcc."""

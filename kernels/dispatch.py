@@ -1,0 +1,263 @@
+"""The dispatch table: bands of token counts, each with one choice, and how far they can be trusted.
+
+Standard library only: serving runtimes import this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class TableError(ValueError):
+    """A table that may not be served: what is wrong, and where."""
+
+
+class Status(IntEnum):
+    """A lookup's honesty; of the first five the worst that holds."""
+
+    EXACT = 0
+    OTHER_DRIVER = 1
+    OTHER_TOOLCHAIN = 2
+    OTHER_SOURCE = 3
+    FOREIGN = 4
+    OUT_OF_RANGE = 5
+    DEFAULT = 6
+
+    def __str__(self) -> str:
+        """Return the name used in output."""
+        return self.name.lower()
+
+
+_WORST = {
+    Status.FOREIGN: ("gpu_name", "sm_count", "memory_gib", "mig"),
+    Status.OTHER_SOURCE: ("source_hash",),
+    Status.OTHER_TOOLCHAIN: (
+        "cuda", "compiler", "torch", "tilelang", "pass_config", "compile_flags", "protocol",
+    ),
+    Status.OTHER_DRIVER: ("driver",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What makes a measurement valid.
+
+    `memory_gib` is rounded: two boots of one machine report sizes that differ by megabytes. On the target
+    `c` the GPU is the processor, an SM a core, the driver the operating system's kernel and cuda empty.
+    """
+
+    gpu_name: str
+    sm_count: int
+    memory_gib: int
+    mig: str
+    driver: str
+    cuda: str
+    compiler: str
+    torch: str
+    tilelang: str
+    pass_config: str
+    compile_flags: str
+    protocol: int
+    source_hash: str
+
+    @property
+    def digest(self) -> str:
+        """Return 16 hex digits that name this fingerprint."""
+        return _digest(asdict(self))[:16]
+
+    def differences(self, other: Fingerprint) -> dict[str, tuple[Any, Any]]:
+        """Return the fields that differ, with both values."""
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def status(self, current: Fingerprint) -> Status:
+        """Return how a table measured under this fingerprint stands on a machine that is `current`."""
+        differing = self.differences(current)
+        for status, names in _WORST.items():
+            if any(name in differing for name in names):
+                return status
+        return Status.EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An arm and its config."""
+
+    arm: str
+    config: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, arm: str, config: Mapping[str, int]) -> Choice:
+        """Build a choice; the order of the tunables does not matter."""
+        return cls(arm, tuple(sorted(config.items())))
+
+    def __str__(self) -> str:
+        """Return a label for people, such as `fused(block_h=64, tile_n=24)`."""
+        return f"{self.arm}({', '.join(f'{name}={value}' for name, value in self.config)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A closed token range with one choice; `evidence` is JSON that explains it."""
+
+    first: int
+    last: int
+    choice: Choice
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a lookup returns."""
+
+    choice: Choice
+    status: Status
+    first: int
+    last: int | None
+    """Token range of the answer; `last` is None where it is open above."""
+
+
+@dataclass(frozen=True)
+class DispatchTable:
+    """The bands of one seam, problem and numerics class on one fingerprint.
+
+    `default` is served above the last band. `status` is fixed when the table is loaded, so that a lookup
+    is a bisection.
+    """
+
+    seam: str
+    problem: Mapping[str, Any]
+    target: str
+    numerics: str
+    fingerprint: Fingerprint
+    bands: tuple[Band, ...]
+    default: Choice
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    status: Status = Status.EXACT
+
+    def __post_init__(self) -> None:
+        """Validate, and lay out the answers."""
+        if not self.bands:
+            raise TableError(f"table of seam {self.seam!r} has no band")
+        expected = 1
+        for band in self.bands:
+            if band.first != expected or band.last < band.first:
+                raise TableError(
+                    f"band {band.first}..{band.last} of seam {self.seam!r} must begin at {expected} and not "
+                    f"end before it; bands are contiguous from 1"
+                )
+            expected = band.last + 1
+        answers = [Answer(b.choice, self.status, b.first, b.last) for b in self.bands]
+        worst = max(self.status, Status.OUT_OF_RANGE)
+        answers.append(Answer(self.default, worst, expected, None))
+        object.__setattr__(self, "_lasts", [band.last for band in self.bands])
+        object.__setattr__(self, "_answers", answers)
+
+    def lookup(self, num_tokens: int) -> Answer:
+        """Return the choice for a token count; never raises. Zero and below answer as 1 does."""
+        return self._answers[bisect_left(self._lasts, num_tokens)]  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def max_tokens(self) -> int:
+        """The last token count inside a band."""
+        return self.bands[-1].last
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Every distinct choice that a lookup can return, in band order, the default last."""
+        return tuple(dict.fromkeys([*(band.choice for band in self.bands), self.default]))
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of what the table says; its status is not part of it."""
+        return _digest(self._content())
+
+    def against(self, current: Fingerprint) -> DispatchTable:
+        """Return the table with its status on a machine that is `current`."""
+        return replace(self, status=self.fingerprint.status(current))
+
+    def elsewhere(self) -> DispatchTable:
+        """Return the table with the status `foreign`: the machine at hand is of another target."""
+        return replace(self, status=Status.FOREIGN)
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "seam": self.seam,
+            "problem": dict(self.problem),
+            "target": self.target,
+            "numerics": self.numerics,
+            "fingerprint": asdict(self.fingerprint),
+            "bands": [
+                {
+                    "first": band.first,
+                    "last": band.last,
+                    "arm": band.choice.arm,
+                    "config": dict(band.choice.config),
+                    "evidence": dict(band.evidence),
+                }
+                for band in self.bands
+            ],
+            "default": {"arm": self.default.arm, "config": dict(self.default.config)},
+            "evidence": dict(self.evidence),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: the schema version, the digest and the content."""
+        return {"mhctune_table": SCHEMA_VERSION, "digest": self.digest, **self._content()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = "table") -> DispatchTable:
+        """Build a table from its JSON form.
+
+        Raises:
+            TableError: a newer schema, a missing or mistyped field, broken bands, or a digest that does
+                not match the content.
+        """
+        version = data.get("mhctune_table")
+        if version != SCHEMA_VERSION:
+            raise TableError(f"{where}: schema {version!r} is not {SCHEMA_VERSION}; export it again")
+        try:
+            table = cls(
+                seam=data["seam"],
+                problem=data["problem"],
+                target=data["target"],
+                numerics=data["numerics"],
+                fingerprint=Fingerprint(**data["fingerprint"]),
+                bands=tuple(
+                    Band(
+                        int(b["first"]),
+                        int(b["last"]),
+                        Choice.of(b["arm"], b["config"]),
+                        b.get("evidence", {}),
+                    )
+                    for b in _sequence(data["bands"])
+                ),
+                default=Choice.of(data["default"]["arm"], data["default"]["config"]),
+                evidence=data.get("evidence", {}),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise TableError(f"{where}: field missing or of the wrong type: {error}") from error
+        if data.get("digest") != table.digest:
+            raise TableError(
+                f"{where}: digest {data.get('digest')!r} does not match the content ({table.digest}); "
+                "the file was edited or damaged, export it again"
+            )
+        return table
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"bands must be a list, not {type(value).__name__}")
+    return value
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

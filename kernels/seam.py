@@ -1,0 +1,250 @@
+"""Seams, arms and problems: what is computed, by which routes, and what is fixed while serving."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from mhctune.kernels.buffers import BufferSpec, Role
+from mhctune.kernels.space import Config, SearchSpace
+
+Tensors = Mapping[str, torch.Tensor]
+Launch = Callable[[Tensors, Tensors], None]
+"""Runs a candidate: (inputs by name, buffers by name). Allocates nothing, returns nothing."""
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is fixed when serving; it keys the table.
+
+    Attributes:
+        hidden_size: H, elements of a stream.
+        carried: collapse with the previous sublayer's pre-mix; otherwise stream 0 is taken (model entry).
+        norm: apply RMSNorm to the layer input.
+        sinkhorn_iters: column steps of the Sinkhorn normalisation.
+        rms_eps: inside the rsqrt of the projection's RMS.
+        hc_pre_eps: added to the pre-mix after its sigmoid.
+        sinkhorn_eps: in Sinkhorn's quotient and denominators.
+        post_mult: factor of the post-mix.
+        norm_eps: inside the rsqrt of the RMSNorm.
+        hc_mult: streams; the kernels are written for 4.
+
+    The eps values and post_mult are run-time scalars: they key the table, not the compiled kernels.
+    """
+
+    hidden_size: int
+    carried: bool = True
+    norm: bool = True
+    sinkhorn_iters: int = 20
+    rms_eps: float = 1e-20
+    hc_pre_eps: float = 1e-6
+    sinkhorn_eps: float = 1e-6
+    post_mult: float = 2.0
+    norm_eps: float = 1e-20
+    hc_mult: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse what no kernel here computes."""
+        if self.hc_mult != 4:
+            raise ValueError(f"hc_mult {self.hc_mult} is not supported; the kernels mix 4 streams")
+        if self.hidden_size < 1:
+            raise ValueError(f"hidden_size {self.hidden_size} must be positive")
+        if self.sinkhorn_iters < 1:
+            raise ValueError(f"sinkhorn_iters {self.sinkhorn_iters} must be at least 1")
+        for name in ("rms_eps", "hc_pre_eps", "sinkhorn_eps", "norm_eps"):
+            value = getattr(self, name)
+            # Below the smallest normal fp32 number the kernels would see a denormal or zero.
+            if not (math.isfinite(value) and value >= 1.2e-38):
+                raise ValueError(f"{name} {value} must be a normal positive float32 (at least 1.2e-38)")
+
+    def to_dict(self) -> dict[str, int | float | bool]:
+        """Return the fields by name; `Problem(**d)` is the inverse."""
+        return asdict(self)
+
+    @property
+    def digest(self) -> str:
+        """Return 16 hex digits that name this problem in tables and databases."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """Return a label for people."""
+        mix = "carried" if self.carried else "absent"
+        norm = f"norm {self.norm_eps:g}" if self.norm else "no norm"
+        return f"hidden {self.hidden_size}, {mix} pre-mix, {norm}, {self.sinkhorn_iters} iterations"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Variant:
+    """One compiled kernel: its name, target and compile-time parameters."""
+
+    kernel: str
+    target: str
+    params: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, kernel: str, target: str, **params: int) -> Variant:
+        """Build a variant; the order of the parameters does not matter."""
+        return cls(kernel, target, tuple(sorted(params.items())))
+
+    def __str__(self) -> str:
+        """Return a label for people, such as `c:post(block_h=256, hidden_size=5120)`."""
+        return f"{self.target}:{self.kernel}({', '.join(f'{name}={value}' for name, value in self.params)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A rectangle of a buffer that one program of a launch writes: half-open ranges, an axis each."""
+
+    buffer: str
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Arm(ABC):
+    """A route that computes a seam on a target. Stateless; everything follows from the arguments."""
+
+    name: str
+    target: str
+    rounding: str = "rounded"
+    sources: tuple[str, ...]
+    """Files below `kernels/` whose bytes decide what is compiled."""
+    preferred: Config
+    """Served without a table where it is legal."""
+
+    @abstractmethod
+    def space(self, problem: Problem) -> SearchSpace:
+        """Return the legal configs for a problem."""
+
+    @abstractmethod
+    def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
+        """Return the compiled kernels that a config launches, in launch order."""
+
+    @abstractmethod
+    def plan(self, problem: Problem, config: Config, max_tokens: int) -> tuple[BufferSpec, ...]:
+        """Return every tensor that a launch writes, outputs and scratch, for up to `max_tokens`."""
+
+    @abstractmethod
+    def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
+        """Yield what each program writes: the legality certificate.
+
+        A config is legal when these rectangles cover every element of every buffer exactly once; the
+        constraints are the closed form of that, and tests compare the two.
+        """
+
+    @abstractmethod
+    def bind(self, problem: Problem, config: Config, kernels: Sequence[Callable[..., None]]) -> Launch:
+        """Return the launch of a config, given its compiled `variants` in order."""
+
+    def scratch_numel(self, problem: Problem, config: Config, max_tokens: int) -> int:
+        """Return the float32 elements that `scratch_views` cuts up for up to `max_tokens`."""
+        return sum(_padded(spec.numel) for spec in self._scratch(problem, config, max_tokens))
+
+    def scratch_views(
+        self, problem: Problem, config: Config, num_tokens: int, scratch: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Cut one flat float32 scratch tensor into this arm's scratch buffers; allocates nothing."""
+        views, offset = {}, 0
+        for spec in self._scratch(problem, config, num_tokens):
+            views[spec.name] = spec.view(scratch[offset:], num_tokens)
+            offset += _padded(spec.numel)
+        return views
+
+    def _scratch(self, problem: Problem, config: Config, num_tokens: int) -> list[BufferSpec]:
+        return [spec for spec in self.plan(problem, config, num_tokens) if spec.role is Role.SCRATCH]
+
+    def numerics(self, config: Config) -> str:
+        """Return the numerics class: where results are rounded, and into how many sums they are split."""
+        return f"{self.rounding}/{config.get('n_splits', 1)}"
+
+    @property
+    def source_hash(self) -> str:
+        """SHA-256 over the names and bytes of the source files, read without importing them."""
+        digest = hashlib.sha256()
+        for name in self.sources:
+            digest.update(name.encode() + b"\0" + (PACKAGE / name).read_bytes() + b"\0")
+        return digest.hexdigest()
+
+
+def _padded(numel: int) -> int:
+    """Round up to 64 elements, so that every buffer begins on a 256-byte line."""
+    return -(-numel // 64) * 64
+
+
+class Seam(ABC):
+    """A fused mHC operation that has tunables."""
+
+    name: str
+    about: str
+
+    @abstractmethod
+    def arms(self, target: str) -> tuple[Arm, ...]:
+        """Return the arms of a target (`c` or `cuda`), in the order ties are broken."""
+
+    regimes: tuple[str, ...]
+    """Names of input regimes, the one that sweeps use first."""
+
+    @abstractmethod
+    def inputs(
+        self, problem: Problem, num_tokens: int, seed: int, device: str, regime: str = ""
+    ) -> dict[str, torch.Tensor]:
+        """Return fresh random inputs by name; the same seed gives the same values on every device.
+
+        Raises:
+            KeyError: the seam has no such regime.
+        """
+
+    @abstractmethod
+    def outputs(self, problem: Problem, max_tokens: int) -> tuple[BufferSpec, ...]:
+        """Return the seam's outputs, whatever the arm."""
+
+    @abstractmethod
+    def check(self, problem: Problem, inputs: Tensors, outputs: Tensors) -> list[Deviation]:
+        """Compare outputs with the staged float64 reference; every output is listed."""
+
+    def arm(self, target: str, name: str) -> Arm:
+        """Return one arm by name.
+
+        Raises:
+            KeyError: the target has no such arm.
+        """
+        for arm in self.arms(target):
+            if arm.name == name:
+                return arm
+        known = ", ".join(arm.name for arm in self.arms(target)) or "none"
+        raise KeyError(f"seam {self.name} has no arm {name!r} on target {target!r}; it has {known}")
+
+    def source_hash(self, target: str) -> str:
+        """Return one hash over the sources of all arms of a target."""
+        text = "".join(f"{arm.name}:{arm.source_hash};" for arm in self.arms(target))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far one output is from its reference, as a multiple of what its arithmetic allows."""
+
+    output: str
+    error: float
+    bound: float
+    unwritten: int = 0
+    where: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every element was written and lies within the bound; NaN does not."""
+        return self.unwritten == 0 and self.error <= self.bound
+
+    def __str__(self) -> str:
+        """Return the finding as a sentence."""
+        if self.unwritten:
+            return f"{self.output}: {self.unwritten} elements not written"
+        return f"{self.output}: error {self.error:.3g}, bound {self.bound:.3g}{self.where}"

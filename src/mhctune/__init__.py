@@ -1,0 +1,1 @@
+"""mhctune: an offline autotuner with a persisted tuning database for fused mHC kernels."""

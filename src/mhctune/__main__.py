@@ -1,0 +1,5 @@
+"""`python -m mhctune`: the command line."""
+
+from mhctune.cli import main
+
+main()

@@ -1,0 +1,61 @@
+"""Looking a band up loads the standard library and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+INITS = sorted(
+    path
+    for folder in ("src/mhctune", "autotuner", "kernels", "configs", "db")
+    for path in (ROOT / folder).rglob("__init__.py")
+)
+
+PROBE = """
+import importlib, json, sys
+before = {name.partition(".")[0] for name in sys.modules}
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+after = {name.partition(".")[0] for name in sys.modules}
+print(json.dumps(sorted(after - before - sys.stdlib_module_names - {"mhctune"})))
+"""
+
+
+def loaded_by(modules: list[str], folder: Path) -> list[str]:
+    """Return the third-party packages that importing some modules loads, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *modules],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = json.loads(done.stdout)
+    assert isinstance(names, list)
+    return names
+
+
+def test_looking_a_band_up_loads_no_third_party_package(tmp_path: Path) -> None:
+    assert loaded_by(["mhctune.db.tables", "mhctune.kernels.dispatch"], tmp_path) == []
+
+
+def test_the_probe_sees_a_third_party_package(tmp_path: Path) -> None:
+    assert "pydantic" in loaded_by(["mhctune.configs.schema"], tmp_path)
+
+
+def test_reading_configs_loads_nothing_heavy(tmp_path: Path) -> None:
+    loaded = loaded_by(["mhctune.configs.loader", "mhctune.configs.recorded"], tmp_path)
+    assert not {"torch", "tilelang", "numpy", "sqlalchemy", "optuna", "scipy", "typer", "rich"} & set(loaded)
+
+
+@pytest.mark.parametrize("path", INITS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_package_init_is_a_docstring(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    assert len(tree.body) == 1

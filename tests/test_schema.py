@@ -1,0 +1,149 @@
+"""The migrations lead to the models, in one piece, and old and new schemas are told apart."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import create_mock_engine
+from sqlalchemy.schema import CreateTable
+
+from mhctune.db import schema
+from mhctune.db.engine import DatabaseError
+from mhctune.db.models import VERSION_TABLE, Base
+from mhctune.db.schema import open_database
+
+
+def tables_of(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def set_revision(path: Path, revision: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = ?", (revision,))
+
+
+@pytest.fixture
+def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pretend that this mhctune is one schema ahead; return the file of the new migration."""
+    migrations = tmp_path / "migrations 100%"
+    shutil.copytree(schema.MIGRATIONS, migrations, ignore=shutil.ignore_patterns("__pycache__"))
+    script = migrations / "versions" / "9999_next.py"
+    script.write_text(
+        "from alembic import op\nimport sqlalchemy as sa\n"
+        f"revision = '9999'\ndown_revision = {schema.head()!r}\n\n\n"
+        "def upgrade():\n    op.create_table('later', sa.Column('id', sa.Integer(), primary_key=True))\n"
+    )
+    monkeypatch.setattr(schema, "MIGRATIONS", migrations)
+    return script
+
+
+def test_the_migrations_lead_to_the_models(database: Path) -> None:
+    schema.upgrade(database)
+    engine = open_database(database, readonly=True)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": VERSION_TABLE, "compare_type": True}
+        )
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+    assert tables_of(database) == {*Base.metadata.tables, VERSION_TABLE}
+
+
+def test_checks_and_storage_are_those_of_the_models_too(database: Path) -> None:
+    # compare_metadata does not see these.
+    schema.upgrade(database)
+    with closing(sqlite3.connect(database)) as connection:
+        live = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+    dialect = create_mock_engine("sqlite://", print).dialect
+    for table in Base.metadata.sorted_tables:
+        wanted = str(CreateTable(table).compile(dialect=dialect))
+        assert sorted(_words(live[table.name])) == sorted(_words(wanted)), table.name
+
+
+def _words(sql: str) -> list[str]:
+    return sql.replace(",", " ").split()
+
+
+def test_postgresql_accepts_the_types_of_the_models() -> None:
+    statements: list[str] = []
+    engine = create_mock_engine(
+        "postgresql://", lambda sql, *_, **__: statements.append(str(sql.compile(dialect=engine.dialect)))
+    )
+    Base.metadata.create_all(engine, checkfirst=False)
+    text = "\n".join(statements)
+    assert text.count("CREATE TABLE") == len(Base.metadata.tables)
+    assert "TIMESTAMP WITH TIME ZONE" in text
+    assert "WITHOUT ROWID" not in text
+
+
+def test_the_first_schema_can_be_taken_back(database: Path) -> None:
+    engine = open_database(database)
+    with engine.begin() as connection:
+        settings = schema.config()
+        settings.attributes["connection"] = connection
+        command.downgrade(settings, "base")
+    engine.dispose()
+    assert tables_of(database) == {VERSION_TABLE}
+
+
+def test_upgrade_creates_a_missing_database(database: Path) -> None:
+    assert schema.upgrade(database) == schema.head()
+    assert schema.current(database) == schema.head()
+
+
+def test_upgrade_of_a_current_database_changes_nothing(database: Path) -> None:
+    schema.upgrade(database)
+    before = database.read_bytes()
+    assert schema.upgrade(database) == schema.head()
+    assert database.read_bytes() == before
+
+
+def test_an_older_schema_is_not_upgraded_silently(database: Path, next_revision: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", Path(schema.__file__).parent / "migrations")
+        schema.upgrade(database)
+    for readonly in (True, False):
+        with pytest.raises(DatabaseError, match=r"schema 0001, older than .*9999.*run `mhctune db upgrade`"):
+            open_database(database, readonly=readonly)
+    assert schema.current(database) == "0001"
+    assert schema.upgrade(database) == "9999"
+    assert "later" in tables_of(database)
+    open_database(database).dispose()
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_a_newer_schema_is_refused(database: Path, readonly: bool) -> None:
+    schema.upgrade(database)
+    set_revision(database, "9999")
+    with pytest.raises(DatabaseError, match="schema 9999, newer than this mhctune knows"):
+        open_database(database, readonly=readonly)
+    with pytest.raises(DatabaseError, match="newer"):
+        schema.upgrade(database)
+    assert schema.current(database) == "9999"
+
+
+def test_a_failed_upgrade_leaves_the_database_as_it_was(database: Path, next_revision: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", Path(schema.__file__).parent / "migrations")
+        schema.upgrade(database)
+    next_revision.write_text(next_revision.read_text() + "    op.execute('SELECT * FROM nowhere')\n")
+    with pytest.raises(DatabaseError, match="no such table: nowhere"):
+        schema.upgrade(database)
+    assert schema.current(database) == "0001"
+    assert "later" not in tables_of(database)
+
+
+def test_a_failed_creation_leaves_no_file(database: Path, next_revision: Path) -> None:
+    next_revision.write_text(next_revision.read_text() + "    op.execute('SELECT * FROM nowhere')\n")
+    for create in (schema.upgrade, open_database):
+        with pytest.raises(DatabaseError, match="nowhere"):
+            create(database)
+        assert list(database.parent.glob("*.db*")) == []
