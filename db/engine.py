@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,19 @@ class Place:
                 f"{path} is no SQLite database; name another with --db (an exported table is not one)"
             )
 
-    def remove(self) -> None:
-        """Delete the file and what SQLite keeps beside it."""
-        if self.path is not None:
+    def remove_if_empty(self) -> None:
+        """Delete a file that holds no table, and what SQLite keeps beside it.
+
+        One that holds tables was made by another process in the meantime.
+        """
+        if self.path is None or not self.path.is_file():
+            return
+        try:
+            with closing(connect_readonly(self.path)) as connection:
+                (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error:
+            return
+        if tables == 0:
             for file in (self.path, *siblings(self.path)):
                 file.unlink(missing_ok=True)
 

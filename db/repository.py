@@ -115,12 +115,13 @@ class Repository:
         """Return the id of the newest unfinished sweep of this digest, or of a new one; it is running now.
 
         With `new` always a new one. A complete sweep of the same digest is not resumed: a new one begins.
+        The bound is no part of the digest: a resumed sweep takes the one asked for now.
         """
         with self._write() as session:
             found = None if new else _unfinished(session, sweep.digest)
             if found is None:
                 return _insert_sweep(session, sweep)
-            found.state, found.ended_at = SweepState.RUNNING, None
+            found.state, found.ended_at, found.bound = SweepState.RUNNING, None, sweep.bound
             return found.id
 
     def trials(self, sweep_id: int) -> Sequence[Trial]:
@@ -215,6 +216,8 @@ class Repository:
     def save_table(self, sweep_id: int, table: DispatchTable) -> int:
         """Keep a dispatch table that was derived from a sweep; return its id.
 
+        Its bound is the evidence's `max_regret`, or else the sweep's.
+
         Raises:
             TableError: the table does not survive its own JSON form, so that nobody could load it.
             DatabaseError: the sweep is unknown.
@@ -226,7 +229,7 @@ class Repository:
                 sweep_id=sweep_id,
                 digest=table.digest,
                 numerics=table.numerics,
-                bound=sweep.bound,
+                bound=table.evidence.get("max_regret", sweep.bound),
                 content=content,
                 created_at=datetime.now(UTC),
             )

@@ -93,7 +93,7 @@ def _engine(place: Place, *, readonly: bool, keep: bool = False) -> Iterator[Eng
     except BaseException:
         engine.dispose()
         if new:
-            place.remove()
+            place.remove_if_empty()
         raise
     if not keep:
         engine.dispose()

@@ -243,7 +243,9 @@ class DispatchTable:
                 default=Choice.of(data["default"]["arm"], data["default"]["config"]),
                 evidence=data.get("evidence", {}),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except TableError as error:
+            raise TableError(f"{where}: {error}") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise TableError(f"{where}: field missing or of the wrong type: {error}") from error
         if data.get("digest") != table.digest:
             raise TableError(

@@ -63,7 +63,7 @@ def coefficients(
     mean_square = flat.square().sum(1, keepdim=True) / flat.shape[1]
     mixes = flat @ fn.double().flatten(1).T * torch.rsqrt(mean_square + problem.rms_eps)
     scale, base = scale.double(), base.double()
-    logits = (mixes[:, 8:] * scale[2] + base[8:]).unflatten(1, (4, 4))
+    logits = (mixes[:, 8:] * scale[2] + base[8:]).view(-1, 4, 4)
     return Coefficients(
         pre=torch.sigmoid(mixes[:, :4] * scale[0] + base[:4]) + problem.hc_pre_eps,
         post=torch.sigmoid(mixes[:, 4:8] * scale[1] + base[4:8]) * problem.post_mult,

@@ -77,6 +77,12 @@ def test_an_unfinished_sweep_is_resumed(
     assert (resumed.state, resumed.ended_at) == (SweepState.RUNNING, None)
 
 
+def test_a_resumed_sweep_takes_the_bound_asked_for_now(repository: Repository, make_sweep: MakeSweep) -> None:
+    sweep_id = repository.begin(make_sweep())
+    repository.begin(make_sweep(bound=0.02))
+    assert repository.sweep(sweep_id).record == make_sweep(bound=0.02)
+
+
 def test_a_complete_sweep_is_not_resumed(repository: Repository, make_sweep: MakeSweep) -> None:
     first = repository.begin(make_sweep())
     repository.end(first, SweepState.COMPLETE)
@@ -286,6 +292,20 @@ def test_bands_can_be_asked_for_in_sql(
         found = connection.execute(query, (table_id,)).fetchall()
     fused, unfused = '{"n_splits":4,"tile_n":24}', '{"n_splits":1,"tile_n":32}'
     assert found == [(1, 1, "fused", fused), (2, 17, "unfused", unfused), (18, 64, "fused", fused)]
+
+
+@pytest.mark.parametrize(("evidence", "bound"), [({}, 0.05), ({"max_regret": 0.02}, 0.02)])
+def test_a_table_is_kept_with_the_bound_it_was_derived_under(
+    repository: Repository,
+    make_sweep: MakeSweep,
+    make_table: MakeTable,
+    database: Path,
+    evidence: dict[str, float],
+    bound: float,
+) -> None:
+    repository.save_table(repository.begin(make_sweep()), make_table(evidence=evidence))
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT bound FROM dispatch_tables").fetchone() == (bound,)
 
 
 @pytest.mark.parametrize("evidence", [{"regret": float("nan")}, {"by_count": {2: 1.0, 10: 2.0}}])

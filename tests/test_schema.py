@@ -14,7 +14,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_mock_engine
 from sqlalchemy.schema import CreateTable
 
-from mhctune.db import schema
+from mhctune.db import engine, schema
 from mhctune.db.engine import DatabaseError
 from mhctune.db.models import VERSION_TABLE, Base
 from mhctune.db.schema import open_database
@@ -47,13 +47,13 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_migrations_lead_to_the_models(database: Path) -> None:
     schema.upgrade(database)
-    engine = open_database(database, readonly=True)
-    with engine.connect() as connection:
+    opened = open_database(database, readonly=True)
+    with opened.connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"version_table": VERSION_TABLE, "compare_type": True}
         )
         assert compare_metadata(context, Base.metadata) == []
-    engine.dispose()
+    opened.dispose()
     assert tables_of(database) == {*Base.metadata.tables, VERSION_TABLE}
 
 
@@ -147,3 +147,18 @@ def test_a_failed_creation_leaves_no_file(database: Path, next_revision: Path) -
         with pytest.raises(DatabaseError, match="nowhere"):
             create(database)
         assert list(database.parent.glob("*.db*")) == []
+
+
+def test_a_failed_creation_keeps_what_another_process_made_meanwhile(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beaten(connection: object) -> None:
+        with closing(sqlite3.connect(database)) as other:
+            other.execute("CREATE TABLE theirs (x)")
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(schema, "_is_empty", beaten)
+    monkeypatch.setattr(engine, "_begin", engine._begin_reading)
+    with pytest.raises(DatabaseError, match="disk I/O error"):
+        open_database(database)
+    assert tables_of(database) == {"theirs"}
