@@ -6,32 +6,34 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
+from typer import Argument, Option
 
 from mhctune.autotuner import report
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.derive import Derived
-from mhctune.autotuner.planner import NoArm, forecast, known_seam, plan_sweep
-from mhctune.autotuner.probe import Device, detect, doctor_rows, fingerprint
+from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, known_seam, plan_sweep, target_of
+from mhctune.autotuner.probe import detect, doctor_rows, fingerprint
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
-from mhctune.configs.schema import GpuTarget
 from mhctune.db import schema
 from mhctune.db.derivation import chosen_sweep, derive_stored
 from mhctune.db.engine import DatabaseError
@@ -41,13 +43,13 @@ from mhctune.db.tables import load_table
 from mhctune.kernels.dispatch import TableError
 from mhctune.kernels.space import Candidate
 
-EXIT_CODES = """
-Exit codes: 0 done, passed, improved; 1 regressed, or a check found a disagreement; 2 bad usage or input,
-nothing written; 3 missing: nothing compared, or less than the declared grid; 4 cannot tell; 5 sweep
-incomplete: run it again; 6 the device is not the target; 7 database or file unusable; 70 a bug;
-130 SIGINT, 143 SIGTERM: stopped cleanly, run the same command to resume.
-"""
-MISSING, INCOMPLETE, OTHER_DEVICE, UNUSABLE, BUG = 3, 5, 6, 7, 70
+EXIT_CODES = (
+    "Exit codes: 0 done, passed, improved; 1 regressed, or a check found a disagreement; 2 bad usage or "
+    "input, nothing written; 3 missing: nothing compared, or less than the declared grid; 4 cannot tell; "
+    "5 sweep incomplete: run it again; 6 the device is not the target; 7 database or file unusable; "
+    "70 a bug; 130 SIGINT, 143 SIGTERM: stopped cleanly, run the same command to resume."
+)
+MISSING, CANNOT_TELL, INCOMPLETE, OTHER_DEVICE, UNUSABLE, BUG = 3, 4, 5, 6, 7, 70
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,32 +64,40 @@ db_app = typer.Typer(no_args_is_help=True, help="Look after the database file.")
 app.add_typer(db_app, name="db")
 out, err = Console(), Console(stderr=True)
 
-Gpu = Annotated[
-    str, typer.Option("--gpu", help="A target of `mhctune doctor`, or auto: what this machine has.")
-]
-SweepName = Annotated[
-    str | None,
-    typer.Option("--sweep", help="quick, decode, full or a .toml file. [default: quick on cpu, else decode]"),
-]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="Model whose seams are tuned, such as deepseek-v4.1-flash.")
-]
-SeamName = Annotated[str | None, typer.Option("--seam", help="Seam to tune. [default: the sweep's]")]
-Tokens = Annotated[str | None, typer.Option("--tokens", help="Token counts, such as 1,2,4,8.")]
-Regret = Annotated[
-    float | None, typer.Option("--max-regret", min=0.0, help="Bound on what a band may lose: 0.05 is 5 %.")
-]
-Db = Annotated[str, typer.Option("--db", envvar="MHCTUNE_DB", help="Database file or postgresql:// URL.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-SweepId = Annotated[
-    int | None, typer.Option("--id", help="Sweep number. [default: the newest that has results]")
-]
 DB = "mhctune.db"
+# fmt: off
+Gpu = Annotated[str, Option("--gpu", help=f"{', '.join(loader.names('gpu'))}, or auto: this machine's.")]
+SweepName = Annotated[str | None, Option(
+    "--sweep", help=f"{', '.join(loader.names('sweep'))} or a .toml file (default: quick; on GPUs decode).")]
+ModelName = Annotated[str | None, Option(
+    "--model", help=f"{', '.join(loader.names('model'))} (default: the sweep's).")]
+SeamName = Annotated[str | None, Option("--seam", help="Seam to tune (default: the sweep's).")]
+Tokens = Annotated[str | None, Option("--tokens", help="Token counts, such as 1,2,4 (default: the sweep's).")]
+Samples = Annotated[int | None, Option("--samples", min=5, help="Timed rounds (default: the sweep's).")]
+Regret = Annotated[float | None, Option(
+    "--max-regret", min=0.0, help="Bound on what a band may lose: 0.05 is 5 % (default: the sweep's).")]
+Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what is free (cpu: of the host).")]
+New = Annotated[bool, Option("--new", help="Start over instead of resuming.")]
+Save = Annotated[bool, Option("--save", help="Keep the table: lookups and exports use it.")]
+Db = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database file or postgresql:// URL.")]
+Json = Annotated[bool, Option("--json", help="Print JSON for machines.")]
+SweepId = Annotated[int | None, Option("--id", help="Sweep number (default: the newest that has ended).")]
+TablePath = Annotated[Path, Option("--db", envvar="MHCTUNE_DB", help="Database or exported .json file.")]
+TableSeam = Annotated[str | None, Option("--seam", help="Seam, if the file holds several.")]
+TableProblem = Annotated[str | None, Option("--problem", help="Problem's digest, if the file holds several.")]
+AsMeasured = Annotated[bool, Option("--as-measured", help="Do not judge the table against this machine.")]
+NumTokens = Annotated[int, Argument(min=1, help="Token count.", metavar="TOKENS")]
+AtTokens = Annotated[int, Option("--tokens", min=1, help="A measured token count, or one between.")]
+Limit = Annotated[int, Option("--limit", min=1, help="Candidates to show.")]
+Formats = Annotated[str, Option("--format", help=f"Formats, comma separated: {', '.join(FORMATS)}.")]
+Folder = Annotated[Path, Option("-o", "--output", help="Folder to write into.")]
+Force = Annotated[bool, Option("--force", help="Overwrite files that mhctune did not write.")]
+# fmt: on
 
 
 def show(sheet: Sheet) -> None:
     """Print a sheet as a table."""
-    table = Table(title=sheet.title, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for index, column in enumerate(sheet.columns):
         numbers = all(isinstance(row[index], int | float) for row in sheet.rows)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
@@ -95,7 +105,12 @@ def show(sheet: Sheet) -> None:
         table.add_row(*(str(value) for value in row))
     out.print(table)
     for note in sheet.notes:
-        out.print(note, highlight=False, soft_wrap=True)
+        say(note)
+
+
+def say(text: str) -> None:
+    """Print a line as it is: no markup, no colours, no line breaks."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_json(data: Any) -> None:
@@ -105,33 +120,8 @@ def print_json(data: Any) -> None:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print one error and leave with its documented exit code."""
-    err.print(f"[bold red]error:[/] {message}", highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
-
-
-def target_of(gpu: str, device: Device | None) -> GpuTarget:
-    """Return the named target; with a device, it must be that one (exit code 6)."""
-    found = loader.recognise(device.gpu_name) if device else None
-    if gpu == "auto":
-        if found is None:
-            name = device.name if device else "this machine"
-            fail(f"no target is written for {name}; known: {', '.join(loader.names('gpu'))}", OTHER_DEVICE)
-        return found
-    wanted = loader.load_gpu(gpu)
-    if device and (found is None or found.name != wanted.name):
-        has = (
-            f"{device.name} (target {found.name})"
-            if found
-            else f"{device.name}, for which no target is written"
-        )
-        has = has if device.gpu_name else f"no GPU, only the processor {has}"
-        fail(
-            f"--gpu {gpu} asks for {wanted.match or 'a machine without a GPU'}, this machine has {has}. "
-            f"Nothing was run. `--gpu auto` tunes what is here; `mhctune plan --gpu {gpu}` shows what the "
-            f"sweep will cost there.",
-            OTHER_DEVICE,
-        )
-    return wanted
+    err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    raise SystemExit(code)
 
 
 class Bar(Watcher):
@@ -160,9 +150,36 @@ class Bar(Watcher):
     def told(self, cell: Cell, candidate: Candidate, outcome: float | Failure) -> None:
         """Count a trial and show the best so far."""
         if not isinstance(outcome, Failure) and outcome < self._best[1]:
-            self._best = (str(candidate), outcome)
-        note = f"{cell.num_tokens} tokens, best {self._best[1]:.1f} us {self._best[0]}"
-        self._progress.update(self._race, advance=1, note=note)
+            self._best = (f"{candidate.arm} {report.config_text(candidate.items)}", outcome)
+        best = f", best {self._best[1]:.1f} us: {self._best[0]}" if self._best[0] else ""
+        self._progress.update(self._race, advance=1, note=f"{cell.num_tokens} tokens{best}")
+
+
+def progress_bar(shown: bool) -> Progress:
+    """Return a progress bar on standard error whose last column gives way first."""
+    fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    return Progress(
+        TextColumn("{task.description:7}", table_column=fixed.copy()), BarColumn(12),
+        MofNCompleteColumn(table_column=fixed.copy()), TimeRemainingColumn(table_column=fixed.copy()),
+        TextColumn("{task.fields[note]}", table_column=rest, markup=False),
+        console=err, expand=True, disable=not shown,
+    )  # fmt: skip
+
+
+def leave(number: int, frame: FrameType | None = None) -> None:
+    """Leave at once with a signal's exit code."""
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def on_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM."""
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -172,27 +189,20 @@ def stop_on_signals() -> Iterator[Callable[[], int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if came:
-            raise KeyboardInterrupt
+            leave(number)
         came.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with on_signals(note):
         yield lambda: came[0] if came else 0
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @app.command()
 def sweep(
     gpu: Gpu = "auto", sweep: SweepName = None, model: ModelName = None, seam: SeamName = None,
-    tokens: Tokens = None, max_regret: Regret = None,
-    samples: Annotated[int | None, typer.Option("--samples", min=5, help="Timed rounds a candidate.")] = None,
-    vram_budget: Annotated[str, typer.Option("--vram-budget", help="4GiB, or a share of what is free.")] = "60%",
-    db: Db = DB, new: Annotated[bool, typer.Option("--new", help="Start over instead of resuming.")] = False,
-    as_json: Json = False,
+    tokens: Tokens = None, max_regret: Regret = None, samples: Samples = None, vram_budget: Budget = "60%",
+    db: Db = DB, new: New = False, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Measure every candidate of every cell, then derive the bands. Interrupt it and run it again: it resumes."""
+    """Measure every candidate of every cell, then derive the bands; stopped, the same command resumes it."""
     from mhctune.autotuner.bench import HostBench
     from mhctune.kernels.compiler import Compiler, quiet
 
@@ -204,15 +214,11 @@ def sweep(
     compiler = Compiler()
     bench = HostBench(plan.seam, compiler)
     require_room(plan, bench, budget)
-    columns = (TextColumn("{task.description:7}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(),
-               TextColumn("{task.fields[note]}"))  # fmt: skip
     with Repository.open(db) as store, stop_on_signals() as came:
-        with Progress(*columns, console=err, disable=as_json) as progress:
-            runner = Sweep(
-                plan, store, bench, budget, compiler.compile_all, lambda: bool(came()), Bar(progress)
-            )
+        with redirect_stdout(sys.stderr), progress_bar(not as_json) as progress:  # TileLang may print
+            bar, stop = Bar(progress), lambda: bool(came())
             try:
-                result = runner.run(new=new)
+                result = Sweep(plan, store, bench, budget, compiler.compile_all, stop, bar).run(new=new)
             finally:
                 compiler.close()
         finish(store, db, plan, result, came(), as_json)
@@ -223,10 +229,16 @@ def finish(
 ) -> None:
     """Derive and keep the bands of a sweep that ended, print them, and leave with the right code."""
     if result.state is SweepState.INTERRUPTED:
-        err.print(f"stopped cleanly; every finished round is in {db}. Run the same command to resume.")
-        raise typer.Exit(128 + came)
-    stored = store.sweep(result.sweep_id)
-    derived = derive_stored(store, stored, plan.max_regret)
+        kept = f"stopped cleanly; every finished round is in {os.path.abspath(db)}"
+        err.print(Text(f"{kept}. Run the same command to resume."), soft_wrap=True)
+        raise SystemExit(128 + came)
+    try:
+        derived = derive_stored(store, store.sweep(result.sweep_id), plan.max_regret)
+    except (NoBands, TooFewSamples) as error:
+        err.print(Text(f"the measurements are kept in {os.path.abspath(db)}"), soft_wrap=True)
+        if result.state is SweepState.INCOMPLETE:
+            fail(f"the sweep is incomplete: {error}", INCOMPLETE)
+        raise
     store.save_table(result.sweep_id, derived.table)
     if as_json:
         print_json({"sweep": result.sweep_id, "state": result.state.value, "db": os.path.abspath(db),
@@ -234,20 +246,10 @@ def finish(
     else:
         show_bands(derived)
         counts = store.counts(result.sweep_id)
-        out.print(
-            f"{counts.measured} measured, {counts.failed} failed {_kinds(counts.failures)}", highlight=False
-        )
-        out.print(f"database: {os.path.abspath(db)}", highlight=False, soft_wrap=True)
+        say(report.outcomes(counts.measured, counts.failures))
+        say(f"database: {os.path.abspath(db)}")
     if result.state is SweepState.INCOMPLETE:
-        fail(f"the sweep is incomplete, no band covers: {'; '.join(result.missing)}", INCOMPLETE)
-
-
-def _kinds(failures: Any) -> str:
-    return (
-        "(" + ", ".join(f"{kind.value}: {count}" for kind, count in failures.items()) + ")"
-        if failures
-        else ""
-    )
+        fail(f"the sweep is incomplete, run it again; no band covers {'; '.join(result.missing)}", INCOMPLETE)
 
 
 def show_bands(derived: Derived) -> None:
@@ -255,7 +257,7 @@ def show_bands(derived: Derived) -> None:
     show(report.bands_sheet(derived.table))
     show(report.arms_sheet(derived))
     for reason in derived.missing.values():
-        err.print(f"no band over {reason}", highlight=False)
+        err.print(Text(f"no band covers {reason}"), soft_wrap=True)
 
 
 @app.command()
@@ -264,17 +266,14 @@ def plan(
     tokens: Tokens = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Forecast candidates, kernels, bytes and seconds of a sweep. Needs no GPU and writes nothing."""
-    target = target_of(gpu, detect() if gpu == "auto" else None)
-    made = plan_sweep(target, sweep, model=model, seam=seam, tokens=tokens)
-    bandwidth = target.figures.bandwidth_gb_s.value
-    cost = forecast(made, os.cpu_count() or 1, float(bandwidth) if bandwidth else None)
+    target = target_of(gpu, None)
+    made = plan_sweep(target, sweep, model=model, seam=seam, tokens=tokens, here=False)
+    cost = forecast(made, os.cpu_count() or 1, target.figures.bandwidth_gb_s.value)
     if as_json:
         print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
         return
-    out.print(f"{target.name}: {made.seam.name}, {made.problem}", highlight=False)
-    out.print(
-        f"tokens {' '.join(map(str, made.token_counts))}, {made.protocol.samples} samples", highlight=False
-    )
+    say(f"{target.name}: {made.seam.name}, {made.problem}")
+    say(f"tokens {' '.join(map(str, made.token_counts))}, {made.protocol.samples} samples")
     show(report.forecast_sheet(cost))
 
 
@@ -282,106 +281,67 @@ def plan(
 def status(db: Db = DB, as_json: Json = False) -> None:
     """List the sweeps of a database: how far each has come and what failed."""
     with Repository.open(db, readonly=True) as store:
-        rows = []
+        lines = []
         for found in store.sweeps():
-            counts, record = store.counts(found.id), found.record
-            rows.append((found.id, found.state.value, record.seam, record.problem.hidden_size,
-                         record.fingerprint.gpu_name, f"{counts.measured + counts.failed}/{record.grid}",
-                         f"{counts.failed} {_kinds(counts.failures)}".strip(),
-                         found.started_at.strftime("%Y-%m-%d %H:%M")))  # fmt: skip
-    columns = ("sweep", "state", "seam", "hidden", "device", "trials", "failed", "started (UTC)")
-    sheet = Sheet(f"sweeps of {db}", columns, tuple(rows))
-    print_json(sheet.to_dicts()) if as_json else show(sheet)
+            counts = store.counts(found.id)
+            lines.append(report.SweepLine(found.id, found.state, found.started_at, found.record,
+                                          counts.measured, counts.failures))  # fmt: skip
+    print_json([asdict(line) for line in lines]) if as_json else show(report.sweeps_sheet(lines, db))
 
 
 @app.command()
-def bands(db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None,
-          save: Annotated[bool, typer.Option("--save", help="Keep the table: lookups use it.")] = False,
-          as_json: Json = False) -> None:  # fmt: skip
+def bands(
+    db: Db = DB,
+    sweep_id: SweepId = None,
+    max_regret: Regret = None,
+    save: Save = False,
+    as_json: Json = False,
+) -> None:
     """Derive the bands of a sweep again, under another bound if you like, and show what they cost."""
     with Repository.open(db, readonly=not save) as store:
         derived = derive_stored(store, chosen_sweep(store, sweep_id), max_regret)
         if save:
             store.save_table(derived.table.evidence["sweep"], derived.table)
-    if as_json:
-        print_json(derived.table.to_dict())
-    else:
-        show_bands(derived)
-        if save:
-            out.print(f"database: {os.path.abspath(db)}", highlight=False, soft_wrap=True)
-
-
-TablePath = Annotated[
-    Path, typer.Option("--db", envvar="MHCTUNE_DB", help="Database or exported .json file.")
-]
-ProblemDigest = Annotated[
-    str | None, typer.Option("--problem", help="Problem digest, if the file holds several.")
-]
+    print_json(derived.table.to_dict()) if as_json else show_bands(derived)
+    if save and not as_json:
+        say(f"database: {os.path.abspath(db)}")
 
 
 @app.command()
 def lookup(
-    num_tokens: Annotated[int, typer.Argument(min=1, help="Token count.")], db: TablePath = Path(DB),
-    seam: SeamName = None, problem: ProblemDigest = None,
-    any_device: Annotated[bool, typer.Option("--as-measured", help="Do not judge the table against this machine.")] = False,
-    as_json: Json = False,
+    num_tokens: NumTokens, db: TablePath = Path(DB), seam: TableSeam = None, problem: TableProblem = None,
+    as_measured: AsMeasured = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Say which arm and config is served for a token count, and how far the answer can be trusted."""
     table = load_table(db, seam=seam, problem_digest=problem)
-    if not any_device:
+    if not as_measured:
         device = detect()
         if device.target == table.target:
-            table = load_table(
-                db, fingerprint(known_seam(table.seam), device.target), seam=seam, problem_digest=problem
-            )
+            here = fingerprint(known_seam(table.seam), device.target)
+            table = load_table(db, here, seam=seam, problem_digest=problem)
         else:
             table = table.elsewhere()
     answer = table.lookup(num_tokens)
-    if as_json:
-        print_json({"arm": answer.choice.arm, "config": dict(answer.choice.config), "status": str(answer.status),
-                    "first": answer.first, "last": answer.last, "table": table.digest})  # fmt: skip
-        return
-    until = answer.last if answer.last is not None else "up"
-    out.print(f"{answer.choice}  tokens {answer.first} to {until}  status {answer.status}  "
-              f"table {table.digest[:12]}", highlight=False, soft_wrap=True)  # fmt: skip
+    print_json(report.answer_dict(table, answer)) if as_json else say(report.answer_text(table, answer))
 
 
 @app.command()
 def explain(
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="A measured token count, or one between.")],
-    db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Candidates to show.")] = 8, as_json: Json = False,
+    tokens: AtTokens, db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None, limit: Limit = 8,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Say why this config is served at this token count: runner-ups, intervals, failures, bytes."""
     with Repository.open(db, readonly=True) as store:
         stored = chosen_sweep(store, sweep_id)
         derived, trials = derive_stored(store, stored, max_regret), store.trials(stored.id)
-    answer = derived.table.lookup(tokens)
-    count = next((n for n in derived.cells if n >= tokens), max(derived.cells))
-    failed = [t for t in trials if t.cell.num_tokens == count and isinstance(t.outcome, Failure)]
-    footprint = next(t.footprint for t in trials if t.cell.num_tokens == count
-                     and str(t.candidate) == str(answer.choice))  # fmt: skip
-    if as_json:
-        print_json({"choice": str(answer.choice), "measured_at": count, "bytes": asdict(footprint),
-                    "candidates": [asdict(s) for s in derived.cells[count][:limit]],
-                    "failures": [{"candidate": str(t.candidate), **asdict(t.outcome)} for t in failed]})  # type: ignore[arg-type]  # fmt: skip
-        return
-    until = answer.last if answer.last is not None else "up"
-    out.print(f"{tokens} tokens: {answer.choice}, band {answer.first} to {until}", highlight=False)
-    show(report.explain_sheet(derived.cells[count], count, limit))
-    out.print(f"bytes: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, scratch "
-              f"{footprint.scratch_bytes:,}, graph {footprint.graph_bytes:,}", highlight=False)  # fmt: skip
-    for trial in failed:
-        out.print(f"failed: {trial.candidate}: {trial.outcome}", highlight=False, soft_wrap=True)
+    why = report.explain(derived, trials, tokens)
+    print_json(why.to_dict(limit)) if as_json else show(why.sheet(limit))
 
 
 @app.command("export")
 def export_command(
-    formats: Annotated[str, typer.Option("--format", help=f"Formats, comma separated: {', '.join(FORMATS)}.")] = "json,python",
-    folder: Annotated[Path, typer.Option("-o", "--output", help="Folder to write into.")] = Path("."),
-    db: TablePath = Path(DB), seam: SeamName = None, problem: ProblemDigest = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that mhctune did not write.")] = False,
-    as_json: Json = False,
+    formats: Formats = "json,python", folder: Folder = Path("."), db: TablePath = Path(DB),
+    seam: TableSeam = None, problem: TableProblem = None, force: Force = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write the newest table as files to check in; the same table gives the same bytes."""
     names = [name.strip() for name in formats.split(",")]
@@ -390,7 +350,7 @@ def export_command(
         raise ConfigError(f"unknown format {unknown[0]!r}; known: {', '.join(FORMATS)}")
     table = load_table(db, seam=seam, problem_digest=problem)
     written = [str(export(table, name, folder, force=force)) for name in names]
-    print_json(written) if as_json else [out.print(path, highlight=False, soft_wrap=True) for path in written]
+    print_json(written) if as_json else say("\n".join(written))
 
 
 @app.command()
@@ -399,9 +359,8 @@ def doctor(as_json: Json = False) -> None:
     device = detect()
     found = loader.recognise(device.gpu_name)
     rows = [("target", found.name if found else f"none is written for {device.name}"), *doctor_rows(device)]
-    rows.append(("known targets", ", ".join(loader.names("gpu"))))
-    rows.append(("known models", ", ".join(loader.names("model"))))
-    rows.append(("known sweeps", ", ".join(loader.names("sweep"))))
+    known: dict[str, loader.Kind] = {"known targets": "gpu", "known models": "model", "known sweeps": "sweep"}
+    rows += [(what, ", ".join(loader.names(kind))) for what, kind in known.items()]
     sheet = Sheet("doctor", ("what", "found"), tuple(rows))
     print_json(dict(rows)) if as_json else show(sheet)
 
@@ -409,7 +368,7 @@ def doctor(as_json: Json = False) -> None:
 @db_app.command("upgrade")
 def db_upgrade(db: Db = DB) -> None:
     """Bring a database to this version's schema; makes the file if there is none."""
-    out.print(f"{db}: schema {schema.upgrade(db)}", highlight=False, soft_wrap=True)
+    say(f"{db}: schema {schema.upgrade(db)}")
 
 
 @db_app.command("verify")
@@ -418,26 +377,24 @@ def db_verify(db: Db = DB) -> None:
     with Repository.open(db, readonly=True) as store:
         sweeps, tables = store.sweeps(), store.tables()
         trials = sum(len(store.trials(found.id)) for found in sweeps)
-    out.print(f"{db}: schema {schema.head()}, {len(sweeps)} sweeps, {trials} trials, {len(tables)} tables: intact",
-              highlight=False, soft_wrap=True)  # fmt: skip
+    held = [(len(sweeps), "sweep"), (trials, "trial"), (len(tables), "table")]
+    say(f"{db}: schema {schema.head()}, {', '.join(report.counted(*each) for each in held)}: intact")
 
 
 _CODES: tuple[tuple[type[Exception], int], ...] = (
-    (ConfigError, 2), (BudgetError, 2), (NoBands, MISSING), (NoArm, MISSING), (TooFewSamples, 4),
-    (DatabaseError, UNUSABLE), (ExportError, UNUSABLE), (TableError, UNUSABLE),
+    (ConfigError, 2), (BudgetError, 2), (NoBands, MISSING), (NoArm, MISSING), (TooFewSamples, CANNOT_TELL),
+    (OtherDevice, OTHER_DEVICE), (DatabaseError, UNUSABLE), (ExportError, UNUSABLE), (TableError, UNUSABLE),
 )  # fmt: skip
 
 
 def main() -> None:
     """Run the command line; every foreseen error is one line and its documented exit code."""
     try:
-        code = app(standalone_mode=False)
-    except tuple(kind for kind, _ in _CODES) as error:
-        err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
-        code = next(number for kind, number in _CODES if isinstance(error, kind))
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        code = 130
-    sys.exit(code or 0)
+        with on_signals(leave):
+            app()
+    except Exception as error:
+        code = next((number for kind, number in _CODES if isinstance(error, kind)), BUG)
+        if code == BUG:
+            traceback.print_exc()
+            fail("this is a bug of mhctune; please report it with the lines above", BUG)
+        fail(str(error), code)

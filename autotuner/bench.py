@@ -51,6 +51,14 @@ def verdict(deviations: list[Deviation]) -> Failure | None:
     return Failure(FailureKind.MISMATCH, "; ".join(wrong)) if wrong else None
 
 
+def raised(error: Exception) -> Failure:
+    """Return the failure that an exception of a candidate is."""
+    # torch has no class of its own for host memory: its allocator raises a RuntimeError.
+    no_memory = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+    kind = FailureKind.OUT_OF_MEMORY if no_memory else FailureKind.LAUNCH
+    return Failure(kind, f"{type(error).__name__}: {error}")
+
+
 class HostBench:
     """The bench of the target `c`, in this process.
 
@@ -85,10 +93,8 @@ class HostBench:
             return self._prepare(candidate)
         except CompileError as error:
             return Failure(FailureKind.COMPILE, str(error))
-        except MemoryError as error:
-            return Failure(FailureKind.OUT_OF_MEMORY, str(error) or "the host is out of memory")
         except Exception as error:  # candidates run here: whatever they raise is their failure row
-            return Failure(FailureKind.LAUNCH, f"{type(error).__name__}: {error}")
+            return raised(error)
 
     def _prepare(self, candidate: Candidate) -> Footprint | Failure:
         cell, arm, config = self._entered(), self._arm(candidate), candidate.config
@@ -110,7 +116,7 @@ class HostBench:
         try:
             return self._timer.time(slot, self._residents[candidate].run, launches)
         except Exception as error:  # candidates run here: whatever they raise is their failure row
-            return Failure(FailureKind.LAUNCH, f"{type(error).__name__}: {error}")
+            return raised(error)
 
     def release(self, candidate: Candidate) -> None:
         """Free what a candidate holds."""

@@ -50,15 +50,6 @@ class VramBudget:
         """Whether the inputs and these candidates may be resident together."""
         return input_bytes + sum(f.forecast_bytes for f in footprints) <= self.limit_bytes
 
-    def batch(self, input_bytes: int, carried: Sequence[Footprint], waiting: Sequence[Footprint]) -> int:
-        """Return how many of the waiting candidates fit beside the carried ones; 0 if not even one does."""
-        left = self.limit_bytes - input_bytes - sum(f.forecast_bytes for f in carried)
-        for count, footprint in enumerate(waiting):
-            left -= footprint.forecast_bytes
-            if left < 0:
-                return count
-        return len(waiting)
-
     def shortfall(self, input_bytes: int, footprint: Footprint) -> str:
         """Return the sentence for a candidate that alone exceeds the budget."""
         need = input_bytes + footprint.forecast_bytes

@@ -9,13 +9,16 @@ from typing import Any
 
 from mhctune.autotuner.bands import BandDeriver, Derivation, NoBands, Option, Segment
 from mhctune.autotuner.records import Failure, Measurement, Trial
-from mhctune.autotuner.stats import RegretInterval, regret
+from mhctune.autotuner.stats import RegretInterval, TooFewSamples, paired_ratios, pairs_needed, regret
 from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.sweep import unmeasured
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Seam
 from mhctune.kernels.space import Candidate
+
+CONFIDENCE = 0.95
+"""Of each limit of a regret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,59 @@ class Standing:
 def standings(trials: Sequence[Trial]) -> list[Standing]:
     """Return the measured candidates of one cell, best first.
 
-    The best is the lowest median; each other is compared with it round by round. Where a cell was raced in
-    several batches, only the rounds that a candidate shares with the best count.
+    The best is the lowest median; each other is compared with it round by round. In a cell that was raced
+    in several batches a candidate may share too few rounds with the best: then the comparison goes over a
+    bridge, a candidate that is placed already and shares enough rounds (the champion that was carried).
+    Regrets a over the bridge and b of the bridge make (1 + a)(1 + b) - 1, point and limits alike; of
+    several bridges the one with the smallest upper limit counts. Where one limit holds at confidence c,
+    one over a bridge holds at least at 2 c - 1 (90 % for 95 %), and every further bridge takes 1 - c more.
+
+    Raises:
+        TooFewSamples: a candidate shares enough rounds with nobody that leads to the best.
     """
-    measured = [(t.candidate, t.outcome) for t in trials if isinstance(t.outcome, Measurement)]
-    measured.sort(key=lambda pair: (pair[1].latency_us, pair[0]))
-    if not measured:
+    measured = {t.candidate: t.outcome for t in trials if isinstance(t.outcome, Measurement)}
+    order = sorted(measured, key=lambda candidate: (measured[candidate].latency_us, candidate))
+    if not order:
         return []
-    best = measured[0][1].samples
-    return [Standing(c, m.latency_us, regret(m.samples, best)) for c, m in measured]
+    best = order[0]
+    placed = {best: regret(measured[best].samples, measured[best].samples)}
+    while len(placed) < len(order):
+        bridges = dict(placed)
+        for candidate in order:
+            if candidate not in placed and (found := _placed(candidate, best, bridges, measured)):
+                placed[candidate] = found
+        if len(placed) == len(bridges):
+            stray = next(candidate for candidate in order if candidate not in placed)
+            raise TooFewSamples(
+                f"{stray} and the best, {best}, share fewer than {pairs_needed(CONFIDENCE)} rounds at "
+                f"{trials[0].cell.num_tokens} tokens, and no third candidate links them. Give the sweep a "
+                "larger --vram-budget, or more --samples."
+            )
+    return [Standing(c, measured[c].latency_us, placed[c]) for c in order]
+
+
+def _placed(
+    candidate: Candidate,
+    best: Candidate,
+    bridges: Mapping[Candidate, RegretInterval],
+    measured: Mapping[Candidate, Measurement],
+) -> RegretInterval | None:
+    found = []
+    for bridge, onward in bridges.items():
+        mine, others = measured[candidate].samples, measured[bridge].samples
+        if len(paired_ratios(mine, others)) >= pairs_needed(CONFIDENCE):
+            over = regret(mine, others, CONFIDENCE)
+            found.append(over if bridge == best else _product(over, onward))
+    return min(found, key=lambda interval: interval.upper, default=None)
+
+
+def _product(a: RegretInterval, b: RegretInterval) -> RegretInterval:
+    return RegretInterval(
+        (1 + a.point) * (1 + b.point) - 1,
+        (1 + a.lower) * (1 + b.lower) - 1,
+        (1 + a.upper) * (1 + b.upper) - 1,
+        min(a.n, b.n),
+    )
 
 
 @dataclass(frozen=True)
@@ -70,6 +117,7 @@ def derive(
 
     Raises:
         NoBands: the smallest token count was not measured, or no candidate is within the bound somewhere.
+        TooFewSamples: see `standings`.
     """
     missing = unmeasured(sweep.token_counts, candidates, trials)
     counts = [n for n in sweep.token_counts if not missing or n < min(missing)]
@@ -153,7 +201,7 @@ def _evidence(
     segment: Segment, options: Sequence[Option], cells: Mapping[int, Sequence[Standing]]
 ) -> dict[str, Any]:
     """Return, for each measured token count of a band, what the choice costs and who else is as good."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for count in segment.token_counts:
         standing = next(s for s in cells[count] if s.candidate == options[segment.option].candidate)
         best = cells[count][0]
@@ -182,8 +230,9 @@ def candidates_of(sweep: SweepRecord) -> tuple[Candidate, ...]:
     seam = find_seam(sweep.seam)
     return tuple(
         candidate
-        for arm, values in sweep.space.items()
-        for candidate in seam.arm(sweep.target, arm).space(sweep.problem).restricted(values).candidates()
+        for arm in seam.arms(sweep.target)
+        if arm.name in sweep.space
+        for candidate in arm.space(sweep.problem).restricted(sweep.space[arm.name]).candidates()
     )
 
 

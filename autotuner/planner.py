@@ -6,13 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mhctune.autotuner.probe import fingerprint
-from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.probe import Device, detect, fingerprint
+from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
 from mhctune.autotuner.sweep import SweepPlan
 from mhctune.configs.errors import ConfigError, unknown
-from mhctune.configs.loader import load_model, load_sweep, parse_token_counts
+from mhctune.configs.loader import (
+    load_gpu,
+    load_model,
+    load_sweep,
+    names,
+    parse_token_counts,
+    recognise,
+)
 from mhctune.configs.schema import GpuTarget, Model
 from mhctune.kernels.buffers import total_bytes
+from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Problem, Seam
 from mhctune.kernels.space import SearchSpace
@@ -62,7 +70,7 @@ def spaces_of(
         if name not in arms:
             raise unknown("arm", name, sorted(arms))
     spaces = {}
-    for name in limits or arms:
+    for name in [name for name in arms if name in (limits or arms)]:  # the order of ties, not the TOML's
         try:
             space = arms[name].space(problem).restricted(limits.get(name, {}))
         except ValueError as error:
@@ -72,6 +80,39 @@ def spaces_of(
             raise ConfigError(f"arm {name!r} has no legal config for {problem}: {reasons[0]}")
         spaces[name] = space
     return spaces
+
+
+class OtherDevice(ValueError):
+    """The device of this machine is not the target that was asked for."""
+
+
+def target_of(gpu: str, device: Device | None) -> GpuTarget:
+    """Return the named target, or with `auto` the device's; a device that is given must be that target.
+
+    Raises:
+        ConfigError: there is no such target.
+        OtherDevice: the device is another: says what was found and what can be done.
+    """
+    wanted = None if gpu == "auto" else load_gpu(gpu)
+    if device is None and wanted is not None:
+        return wanted
+    here = device or detect()
+    found = recognise(here.gpu_name)
+    if found is not None and wanted in (None, found):
+        return found
+    has = here.name if here.gpu_name else f"no GPU, only the processor {here.name}"
+    has += (
+        f" (target {found.name})"
+        if found
+        else f", for which no target is written ({', '.join(names('gpu'))})"
+    )
+    if wanted is None:
+        raise OtherDevice(f"--gpu auto: this machine has {has}. `mhctune plan --gpu NAME` forecasts another")
+    asked = wanted.match or "a machine without a GPU"
+    raise OtherDevice(
+        f"--gpu {gpu} asks for {asked}, this machine has {has}. Nothing was run. `--gpu auto` tunes what is "
+        f"here; `mhctune plan --gpu {gpu}` shows what the sweep will cost there"
+    )
 
 
 class NoArm(ValueError):
@@ -87,11 +128,12 @@ def plan_sweep(
     tokens: str | None = None,
     samples: int | None = None,
     max_regret: float | None = None,
+    here: bool = True,
 ) -> SweepPlan:
     """Return the plan of a sweep on a target.
 
     `sweep` names a shipped sweep or a TOML file (default: `quick` on the target `c`, else `decode`); the
-    other arguments override what it says.
+    other arguments override what it says. A plan that is not for `here` can be forecast, not run.
 
     Raises:
         ConfigError: something in it is unknown or contradicts the rest.
@@ -110,8 +152,16 @@ def plan_sweep(
         token_counts=config.token_counts if tokens is None else parse_token_counts(tokens),
         spaces=spaces_of(found, gpu.target, problem, limits),
         protocol=Protocol(samples or config.samples),
-        fingerprint=fingerprint(found, gpu.target),
+        fingerprint=fingerprint(found, gpu.target) if here else _described(gpu),
         max_regret=config.max_regret if max_regret is None else max_regret,
+    )
+
+
+def _described(gpu: GpuTarget) -> Fingerprint:
+    """Return what is written of a target that was not read off a device; nothing is measured under it."""
+    count, memory = gpu.figures.sm_count.value or 0, gpu.figures.memory_gib.value or 0
+    return Fingerprint(
+        gpu.name, int(count), int(memory), "", "", "", "", "", "", "", "", PROTOCOL_VERSION, ""
     )
 
 

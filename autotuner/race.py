@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from mhctune.autotuner.bench import Bench
 from mhctune.autotuner.budget import VramBudget
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import (
+    UNMEASURED,
     Cell,
     Failure,
     FailureKind,
@@ -26,7 +28,7 @@ class Stopped(Exception):
     """The sweep was asked to stop; everything measured so far is committed."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Runner:
     """A candidate on its way through the race."""
 
@@ -41,12 +43,16 @@ class _Runner:
     def latency_us(self) -> float:
         return Measurement(tuple(self.samples.values())).latency_us
 
+    @property
+    def last_batch(self) -> int:
+        return max((batch for batch, _ in self.samples), default=-1)
+
 
 class Race:
     """Races the candidates of one cell and tells the store after every round.
 
-    Rounds run forward and back in turn, so that a drift of the machine favours nobody. A killed race is
-    taken up at the first sample it lacks.
+    Rounds run forward and back in turn, so that a drift of the machine favours nobody. A race that was
+    stopped is taken up at the first sample it lacks; a batch that had begun ends among those who began it.
     """
 
     def __init__(
@@ -60,24 +66,28 @@ class Race:
         stop: Callable[[], bool] = lambda: False,
         tell: Callable[[Candidate, float | Failure], None] = lambda candidate, outcome: None,
     ) -> None:
-        """Prepare a race; `stop` is asked before each round, `tell` hears of each outcome."""
+        """Prepare a race; `stop` is asked before each candidate and round, `tell` hears of each outcome."""
         self._sweep_id, self._cell = sweep_id, cell
         self._store, self._bench, self._budget, self._protocol = store, bench, budget, protocol
         self._stop, self._tell = stop, tell
+        self._input_bytes, self._limit = 0, 0
+        self._done: list[_Runner] = []
 
     def run(self, candidates: Sequence[Candidate], known: Iterable[Trial]) -> None:
-        """Race what has no outcome yet; `known` are the cell's trials in the store.
+        """Race what is not settled yet; `known` are the cell's trials in the store.
 
         Raises:
             Stopped: `stop` answered yes; the samples taken so far are committed.
         """
         trials = {trial.candidate: trial for trial in known}
-        waiting = [c for c in candidates if c not in trials or trials[c].outcome is None]
-        if not waiting:
+        unsettled = [c for c in candidates if c not in trials or not trials[c].settled]
+        if not unsettled:
             return
-        input_bytes = self._bench.enter(self._cell, self._protocol.seed + self._cell.num_tokens)
+        self._input_bytes = self._bench.enter(self._cell, self._protocol.seed + self._cell.num_tokens)
         try:
-            self._batches(input_bytes, [self._runner(c, trials.get(c)) for c in waiting], trials)
+            measured = [t for t in trials.values() if isinstance(t.outcome, Measurement)]
+            self._done = [self._runner(t.candidate, t) for t in measured]
+            self._batches([self._runner(c, trials.get(c)) for c in unsettled])
         finally:
             self._bench.leave()
 
@@ -86,83 +96,107 @@ class Race:
         if trial is not None:
             runner.trial_id = trial.id
             runner.samples = {(s.batch, s.round): s for s in trial.samples}
+            runner.finished = isinstance(trial.outcome, Measurement)
         return runner
 
-    def _batches(self, input_bytes: int, waiting: list[_Runner], trials: dict[Candidate, Trial]) -> None:
-        done = [t for t in trials.values() if isinstance(t.outcome, Measurement)]
-        champion: _Runner | None = None
-        if done:
-            best = min(done, key=lambda t: t.outcome.latency_us)  # type: ignore[union-attr]
-            champion = self._runner(best.candidate, best)
-            champion.finished = True
-        batch = max((s.batch for t in trials.values() for s in t.samples), default=-1)
-        if not any(r.samples for r in waiting):
-            batch += 1  # nothing was under way: a new batch
-        batch, limit = max(batch, 0), len(waiting)
+    def _batches(self, runners: list[_Runner]) -> None:
+        batch = max(runner.last_batch for runner in (*runners, *self._done))
+        begun = deque(r for r in runners if r.last_batch == batch >= 0)
+        waiting = deque(r for r in runners if r not in begun)
+        self._limit = len(runners)
+        if begun:
+            self._batch(batch, next((r for r in self._done if r.last_batch == batch), None), begun)
+        waiting.extendleft(reversed(begun))
         while waiting:
-            carried = [champion.footprint] if champion else []
-            count = min(limit, self._budget.batch(input_bytes, carried, [r.footprint for r in waiting]))
-            if count == 0 and champion and self._budget.fits(input_bytes, [waiting[0].footprint]):
-                count, champion = 1, None  # alone it fits; the comparison is by separate rounds then
-            if count == 0:
-                runner = waiting.pop(0)
-                detail = self._budget.shortfall(input_bytes, runner.footprint)
-                self._fail(runner, Failure(FailureKind.OVER_BUDGET, detail))
-                continue
-            racing, waiting = waiting[:count], waiting[count:]
-            ready, refused = self._prepare(([champion] if champion else []) + racing)
-            if refused:
-                # Out of memory: half as many at a time; who alone is too much has failed already.
-                waiting, limit = refused + waiting, max(1, count // 2)
-            self._rounds(batch, ready)
-            champion = self._finish(ready)
-            batch += 1
+            champion = min(self._done, key=lambda runner: runner.latency_us, default=None)
+            batch += self._batch(batch + 1, champion, waiting)
 
-    def _prepare(self, runners: list[_Runner]) -> tuple[list[_Runner], list[_Runner]]:
-        """Return who is resident, and who found no memory beside the others."""
+    def _batch(self, batch: int, champion: _Runner | None, queue: deque[_Runner]) -> bool:
+        """Race the champion and as many of the queue as fit; return whether anybody new was timed."""
+        ready = self._admit(champion, queue)
+        new = any(not runner.finished for runner in ready)
+        if new:
+            self._rounds(batch, ready)
+        for runner in ready:
+            self._finish(runner)
+        return new
+
+    def _admit(self, champion: _Runner | None, queue: deque[_Runner]) -> list[_Runner]:
+        """Make resident the champion, so that comparisons are head to head, and who fits beside it."""
         ready: list[_Runner] = []
-        for index, runner in enumerate(runners):
-            self._check_stop()
-            outcome = self._bench.prepare(runner.candidate)
-            if isinstance(outcome, Footprint):
-                runner.footprint = outcome
-                if not runner.trial_id:
-                    runner.trial_id = self._store.open_trial(
-                        self._sweep_id, self._cell, runner.candidate, outcome
-                    )
-                ready.append(runner)
-            elif outcome.kind is FailureKind.OUT_OF_MEMORY and ready:
-                return ready, runners[index:]
+        if champion is not None:
+            failure = self._prepare(champion, ready)
+            if failure is None:
+                ready.append(champion)
+            elif failure.kind not in UNMEASURED:
+                self._fail(champion, failure)
+                return []
+        carried = len(ready)
+        while queue and len(ready) < carried + self._limit:
+            failure = self._prepare(queue[0], ready)
+            if failure is None:
+                ready.append(queue.popleft())
+            elif not ready or failure.kind not in UNMEASURED:
+                self._fail(queue.popleft(), failure)  # its place is the next one's
             else:
-                self._fail(runner, outcome)
-        return ready, []
+                if failure.kind is FailureKind.OUT_OF_MEMORY:
+                    self._limit = max(1, (len(ready) + 1) // 2)
+                return ready if len(ready) > carried else self._admit_alone(ready[0], queue.popleft())
+        return ready
+
+    def _admit_alone(self, champion: _Runner, runner: _Runner) -> list[_Runner]:
+        """Give the champion's room to one candidate; nothing links its times to the others' then."""
+        self._bench.release(champion.candidate)
+        failure = self._prepare(runner, [])
+        if failure is not None:
+            self._fail(runner, failure)
+        return [] if failure else [runner]
+
+    def _prepare(self, runner: _Runner, beside: Sequence[_Runner]) -> Failure | None:
+        """Make a runner resident beside others, or return why it is not."""
+        self._check_stop()
+        if not self._budget.fits(self._input_bytes, [r.footprint for r in (*beside, runner)]):
+            detail = self._budget.shortfall(self._input_bytes, runner.footprint)
+            return Failure(FailureKind.OVER_BUDGET, detail)
+        outcome = self._bench.prepare(runner.candidate)
+        if isinstance(outcome, Failure):
+            return outcome
+        runner.footprint = outcome
+        if not runner.finished:
+            opened = self._store.open_trial(self._sweep_id, self._cell, runner.candidate, outcome)
+            runner.trial_id = opened
+        return None
 
     def _rounds(self, batch: int, runners: list[_Runner]) -> None:
-        if not runners:
-            return
-        launches = self._launches(runners)
+        launches = self._launches(batch, runners)
         for round in range(self._protocol.samples):
             self._check_stop()
-            order = runners if round % 2 == 0 else runners[::-1]
             taken: list[tuple[int, Sample]] = []
-            for position, runner in enumerate(order):
+            for runner in runners if round % 2 == 0 else runners[::-1]:
                 if runner.failed or (batch, round) in runner.samples:
                     continue
                 latency = self._sample(runner, batch, round, launches)
                 if isinstance(latency, Failure):
                     self._fail(runner, latency)
                     continue
-                sample = Sample(batch, round, position, launches, latency)
+                sample = Sample(batch, round, len(taken), launches, latency)
                 runner.samples[batch, round] = sample
                 taken.append((runner.trial_id, sample))
             if taken:
                 self._store.add_samples(taken)
 
-    def _launches(self, runners: list[_Runner]) -> int:
-        """Prime every candidate with one timed launch; the fastest sets how many make a sample."""
-        rough = (self._bench.sample(r.candidate, 0, 0, 1) for r in runners)
-        fastest = min((r for r in rough if not isinstance(r, Failure) and r > 0), default=1.0)
-        return self._protocol.launches(fastest)
+    def _launches(self, batch: int, runners: list[_Runner]) -> int:
+        """Prime every candidate with one launch; the fastest sets how many make a sample of this batch."""
+        rough: list[float] = []
+        for runner in runners:
+            latency = self._bench.sample(runner.candidate, batch, 0, 1)
+            if isinstance(latency, Failure):
+                self._fail(runner, latency)
+            else:
+                rough.append(latency)
+        begun = {s.launches for r in runners for s in r.samples.values() if s.batch == batch}
+        fastest = min((latency for latency in rough if latency > 0), default=1.0)
+        return max(begun, default=self._protocol.launches(fastest))
 
     def _sample(self, runner: _Runner, batch: int, round: int, launches: int) -> float | Failure:
         latency: float | Failure = 0.0
@@ -172,19 +206,18 @@ class Race:
                 return latency
         return Failure(FailureKind.IMPLAUSIBLE, f"{latency} us per launch, twice in a row")
 
-    def _finish(self, runners: list[_Runner]) -> _Runner | None:
-        """Close the trials of a batch and return the fastest, which is carried into the next."""
-        for runner in runners:
-            self._bench.release(runner.candidate)
-            if not runner.failed and not runner.finished:
-                self._store.finish_trial(runner.trial_id)
-                runner.finished = True
-                self._tell(runner.candidate, runner.latency_us)
-        alive = [runner for runner in runners if not runner.failed]
-        return min(alive, key=lambda runner: runner.latency_us, default=None)
+    def _finish(self, runner: _Runner) -> None:
+        self._bench.release(runner.candidate)
+        if not runner.failed and not runner.finished:
+            self._store.finish_trial(runner.trial_id)
+            runner.finished = True
+            self._done.append(runner)
+            self._tell(runner.candidate, runner.latency_us)
 
     def _fail(self, runner: _Runner, failure: Failure) -> None:
         runner.failed = True
+        if runner in self._done:
+            self._done.remove(runner)
         self._bench.release(runner.candidate)
         self._store.fail_trial(self._sweep_id, self._cell, runner.candidate, runner.footprint, failure)
         self._tell(runner.candidate, failure)

@@ -23,6 +23,10 @@ class FailureKind(StrEnum):
     CRASHED = "crashed"
 
 
+# A failure of these kinds says nothing of the candidate: there was no room for it.
+UNMEASURED = frozenset({FailureKind.OVER_BUDGET, FailureKind.OUT_OF_MEMORY})
+
+
 class SweepState(StrEnum):
     """How far a sweep has come; anything but `complete` is resumed by the same command."""
 
@@ -108,3 +112,10 @@ class Trial:
     outcome: Outcome | None
     samples: tuple[Sample, ...] = ()
     id: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether it came to something that another run would not change."""
+        return self.outcome is not None and not (
+            isinstance(self.outcome, Failure) and self.outcome.kind in UNMEASURED
+        )

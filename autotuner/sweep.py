@@ -12,14 +12,11 @@ from mhctune.autotuner.bench import Bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.race import Race, Stopped
-from mhctune.autotuner.records import Cell, Failure, FailureKind, Measurement, SweepState, Trial
+from mhctune.autotuner.records import UNMEASURED, Cell, Failure, Measurement, SweepState, Trial
 from mhctune.autotuner.store import Store, SweepRecord
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.seam import Problem, Seam, Variant
 from mhctune.kernels.space import Candidate, SearchSpace
-
-# A failure of these kinds says nothing of the candidate: that part of the grid was not measured.
-UNMEASURED = frozenset({FailureKind.OVER_BUDGET, FailureKind.OUT_OF_MEMORY})
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ class Sweep:
         stop: Callable[[], bool] = lambda: False,
         watcher: Watcher | None = None,
     ) -> None:
-        """Prepare; `compile_all` returns once every variant is compiled or has failed."""
+        """Prepare; `compile_all` returns once every variant is compiled or has failed, and tells of each."""
         self._plan, self._store, self._bench, self._budget = plan, store, bench, budget
         self._compile_all, self._stop, self._watcher = compile_all, stop, watcher or Watcher()
 
@@ -139,12 +136,12 @@ class Sweep:
         plan, store = self._plan, self._store
         sweep_id = store.begin(plan.record(), new=new)
         known = store.trials(sweep_id)
-        finished = {(t.cell.num_tokens, t.candidate) for t in known if t.outcome is not None}
+        finished = {(t.cell.num_tokens, t.candidate) for t in known if t.settled}
         self._watcher.begun(sweep_id, len(finished), plan.grid)
         pending = [c for c in plan.candidates if any((n, c) not in finished for n in plan.token_counts)]
         try:
             variants = tuple(dict.fromkeys(v for c in pending for v in plan.variants_of(c)))
-            self._compile_all(variants, self._watcher.compiled)
+            self._compile_all(variants, self._compiled)
             for index, cell in enumerate(plan.cells):
                 self._watcher.entered(cell, index, len(plan.cells))
                 self._race(sweep_id, cell).run(
@@ -157,6 +154,11 @@ class Sweep:
         state = SweepState.INCOMPLETE if missing else SweepState.COMPLETE
         store.end(sweep_id, state)
         return SweepResult(sweep_id, state, tuple(missing.values()))
+
+    def _compiled(self, done: int, total: int) -> None:
+        self._watcher.compiled(done, total)
+        if self._stop():
+            raise Stopped
 
     def _race(self, sweep_id: int, cell: Cell) -> Race:
         def tell(candidate: Candidate, outcome: float | Failure) -> None:

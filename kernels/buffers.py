@@ -99,6 +99,16 @@ class OutputBuffers:
         """Return the address of every storage, to show that it stays where it is."""
         return tuple(tensor.data_ptr() for slot in self._slots for tensor in slot.values())
 
+    def storages(self) -> tuple[torch.Tensor, ...]:
+        """Return every storage as integers, so that NaN compares equal to itself."""
+        return tuple(
+            slot[spec.name].view(_INTEGER[spec.dtype][0]) for slot in self._slots for spec in self.specs
+        )
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of `storages`, slot by slot."""
+        return tuple(spec.name for _ in self._slots for spec in self.specs)
+
     def poison(self) -> None:
         """Fill everything with the poison NaN."""
         for slot in self._slots:

@@ -243,13 +243,14 @@ class DispatchTable:
                 default=Choice.of(data["default"]["arm"], data["default"]["config"]),
                 evidence=data.get("evidence", {}),
             )
+            digest = table.digest
         except TableError as error:
             raise TableError(f"{where}: {error}") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise TableError(f"{where}: field missing or of the wrong type: {error}") from error
-        if data.get("digest") != table.digest:
+        if data.get("digest") != digest:
             raise TableError(
-                f"{where}: digest {data.get('digest')!r} does not match the content ({table.digest}); "
+                f"{where}: digest {data.get('digest')!r} does not match the content ({digest}); "
                 "the file was edited or damaged, export it again"
             )
         return table

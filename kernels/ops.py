@@ -71,15 +71,45 @@ def _check_inputs(op: str, tensors: dict[str, Tensor]) -> None:
         expect(op, name, tensor, *shapes[name], like=x)
 
 
-def _check_outputs(op: str, problem: Problem, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
+def _check_outputs(
+    op: str, problem: Problem, inputs: dict[str, Tensor], outputs: dict[str, Tensor], scratch: Tensor
+) -> None:
     x = inputs["x"]
     for spec in find_seam(_SEAM).outputs(problem, x.shape[0]):
         expect(op, spec.name, outputs[spec.name], spec.shape, getattr(torch, spec.dtype), like=x)
-    # Other programs still read the old streams while the first ones write the new.
-    taken = {t.data_ptr(): name for name, t in inputs.items() if t.numel()}
-    for name, tensor in outputs.items():
-        if tensor.numel() and tensor.data_ptr() in taken:
-            raise ValueError(f"{op}: {name} is the storage of {taken[tensor.data_ptr()]}; give it its own")
+    expect(op, "scratch", scratch, (scratch.numel(),), torch.float32, like=x)
+    # Other programs still read the old streams while the first ones write the new. All are contiguous, so
+    # two share memory exactly if their address ranges meet; inputs may share with each other.
+    named = [(t, name, name not in inputs) for name, t in (*inputs.items(), *outputs.items())]
+    ranges = sorted(
+        (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), name, written)
+        for t, name, written in (*named, (scratch, "scratch", True))
+        if t.numel()
+    )
+    reads = writes = (0, "")
+    for first, end, name, written in ranges:
+        for until, other in (reads, writes) if written else (writes,):
+            if first < until:
+                raise ValueError(f"{op}: {name} shares memory with {other}; give each output its own")
+        if written:
+            writes = max(writes, (end, name))
+        else:
+            reads = max(reads, (end, name))
+
+
+_ARGUMENTS = (
+    "residual", "post_mix", "comb_mix", "fn", "scale", "base", "pre_mix", "norm_weight", "residual_out",
+    "next_post_mix", "next_comb_mix", "layer_input", "next_pre_mix", "scratch",
+)  # fmt: skip
+
+
+def _check_devices(op: str, x: Tensor, others: tuple[object, ...]) -> None:
+    """Refuse tensors of several devices: one on meta makes torch run the fake, which computes nothing."""
+    for index, other in enumerate(others):
+        if isinstance(other, Tensor) and other.device != x.device:
+            raise ValueError(
+                f"{op}: {_ARGUMENTS[index]} is on {other.device}, x on {x.device}; move it there"
+            )
 
 
 def _run(
@@ -171,14 +201,13 @@ def post_pre_delayed_out(
         "residual_out": residual_out, "next_post_mix": next_post_mix, "next_comb_mix": next_comb_mix,
         "layer_input": layer_input, "next_pre_mix": next_pre_mix,
     }  # fmt: skip
-    _check_outputs(op, problem, inputs, outputs)
-    expect(op, "scratch", scratch, (scratch.numel(),), torch.float32, like=x)
+    _check_outputs(op, problem, inputs, outputs, scratch)
     _run(op, table, problem, inputs, outputs, scratch)
 
 
 @post_pre_delayed_out.register_fake
-def _(*args: object, **kwargs: object) -> None:
-    return None
+def _(x: Tensor, *args: object, **kwargs: object) -> None:
+    _check_devices("mhctune::post_pre_delayed_out", x, args)
 
 
 @torch.library.custom_op("mhctune::post_pre_delayed", mutates_args=())
@@ -223,4 +252,5 @@ def _empty(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 @post_pre_delayed.register_fake
 def _(x: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _check_devices("mhctune::post_pre_delayed", x, args)
     return _empty(x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -63,8 +62,15 @@ class Problem:
         for name in ("rms_eps", "hc_pre_eps", "sinkhorn_eps", "norm_eps"):
             value = getattr(self, name)
             # Below the smallest normal fp32 number the kernels would see a denormal or zero.
-            if not (math.isfinite(value) and value >= 1.2e-38):
-                raise ValueError(f"{name} {value} must be a normal positive float32 (at least 1.2e-38)")
+            if not 1.2e-38 <= value <= 3.4e38:
+                raise ValueError(f"{name} {value} must be a normal positive float32 (1.2e-38 to 3.4e38)")
+        if not abs(self.post_mult) <= 3.4e38:
+            raise ValueError(f"post_mult {self.post_mult} must be a finite float32")
+        # 2 and 2.0 are equal but differ as JSON: without this one problem would have two digests.
+        for name in ("rms_eps", "hc_pre_eps", "sinkhorn_eps", "post_mult", "norm_eps"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("carried", "norm"):
+            object.__setattr__(self, name, bool(getattr(self, name)))
 
     def to_dict(self) -> dict[str, int | float | bool]:
         """Return the fields by name; `Problem(**d)` is the inverse."""

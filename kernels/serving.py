@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import torch
+
 from mhctune.kernels.compiler import Compiled, compile_variant
 from mhctune.kernels.dispatch import Answer, Choice, DispatchTable, Status, TableError
 from mhctune.kernels.registry import seam as find_seam
@@ -14,10 +16,15 @@ from mhctune.kernels.space import Candidate
 
 # These shape the compiled kernels or the choice; the rest of a problem are run-time scalars.
 _SHAPING = ("hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult")
+_DEFAULTS = {field.name: field.default for field in fields(Problem)}
 
 
 class NotServed(LookupError):
     """A digest that no table was registered under in this process."""
+
+
+class NotCompiled(RuntimeError):
+    """A kernel that would have to be compiled while its stream is being captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,10 @@ def serve(table: DispatchTable) -> str:
             which and why.
     """
     problem = _problem_of(table)
-    seam = find_seam(table.seam)
+    try:
+        seam = find_seam(table.seam)
+    except KeyError as error:
+        raise TableError(f"table {table.digest[:12]}: {error.args[0]}") from error
     for choice in table.choices:
         try:
             arm = seam.arm(table.target, choice.arm)
@@ -108,6 +118,7 @@ def dispatch(digest: str, seam: str, problem: Problem, target: str, num_tokens: 
     Raises:
         NotServed, TableError: as `lookup`.
         CompileError: the chosen kernels do not compile.
+        NotCompiled: they are not compiled yet and the current stream is being captured.
     """
     answer = lookup(digest, seam, problem, target, num_tokens)
     arm, launch = _launch(seam, problem, target, answer.choice)
@@ -151,6 +162,11 @@ def _launch(seam: str, problem: Problem, target: str, choice: Choice) -> tuple[A
 def _kernel(variant: Variant) -> Compiled:
     with _lock:
         if variant not in _kernels:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise NotCompiled(
+                    f"{variant} is not compiled and the stream is capturing; call serving.warm_up(table) or "
+                    "run the op once before the capture"
+                )
             _kernels[variant] = compile_variant(variant)
         return _kernels[variant]
 
@@ -161,14 +177,18 @@ def _problem_of(table: DispatchTable) -> Problem:
         raise TableError(
             f"table {table.digest[:12]}: unknown problem fields {sorted(set(table.problem) - known)}"
         )
-    return Problem(**table.problem)
+    try:
+        return Problem(**table.problem)
+    except (TypeError, ValueError) as error:
+        raise TableError(f"table {table.digest[:12]}: {error}") from error
 
 
 def _check_fits(table: DispatchTable, seam: str, problem: Problem, target: str) -> None:
     wanted: dict[str, object] = {"seam": seam, "target": target}
     wanted.update({name: getattr(problem, name) for name in _SHAPING})
+    fits = {**_DEFAULTS, **table.problem, "seam": table.seam, "target": table.target}
     for name, value in wanted.items():
-        has = getattr(table, name) if name in ("seam", "target") else table.problem[name]
+        has = fits[name]
         if has != value:
             raise TableError(
                 f"table {table.digest[:12]} is for {name} {has!r}, the call has {value!r}; serve a table "

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mhctune.autotuner.store import SweepRecord
 from mhctune.db.repository import Repository
+from mhctune.kernels.buffers import OutputBuffers
+from mhctune.kernels.compiler import Compiler, quiet
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
-from mhctune.kernels.seam import Problem
+from mhctune.kernels.seam import Arm, Problem
+
+# Workers import their hostile candidates from here by name: spawned processes get this path as well.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 FINGERPRINT: dict[str, Any] = {
     "gpu_name": "NVIDIA H200",
@@ -91,3 +99,56 @@ def repository(database: Path) -> Iterator[Repository]:
     """An open repository on `database`."""
     with Repository.open(database) as opened:
         yield opened
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed of the test's own: the same in every run, another in every test."""
+    return int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "big")
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[Compiler]:
+    """The session's compiler: each kernel is compiled once, whichever test asks for it first."""
+    quiet()
+    shared = Compiler()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def run_arm(compiler: Compiler) -> Callable[..., dict[str, torch.Tensor]]:
+    """Launch an arm into poisoned buffers and return all of them, scratch included."""
+
+    def run(arm: Arm, problem: Problem, config: dict[str, int], inputs: Any) -> dict[str, torch.Tensor]:
+        variants = arm.variants(problem, config)
+        compiler.request(variants)
+        launch = arm.bind(problem, config, [compiler.get(variant).run for variant in variants])
+        num_tokens = inputs["x"].shape[0]
+        buffers = OutputBuffers(arm.plan(problem, config, num_tokens), "cpu")
+        buffers.poison()
+        views = buffers.bind(num_tokens)
+        launch(inputs, views)
+        return views
+
+    return run
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the worst error of each output of the kernels and, with -v, what caught each planted fault."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    properties = [entry for report in reports for entry in getattr(report, "user_properties", ())]
+    cells = [value for name, value in properties if name == "cell"]
+    faults = [value for name, value in properties if name == "fault"]
+    worst: dict[str, tuple[float, float]] = {}
+    for cell in cells:
+        for output, error, bound in cell:
+            worst[output] = max(worst.get(output, (0.0, bound)), (error, bound))
+    if cells:
+        terminalreporter.section(f"{len(cells)} cells against the reference", sep="-")
+        for output, (error, bound) in worst.items():
+            terminalreporter.line(f"{output:14} worst error {error:.3g}, bound {bound:.3g}")
+    if faults and terminalreporter.verbosity > 0:
+        terminalreporter.section(f"{len(faults)} planted faults", sep="-")
+        for fault, inputs, output, times in faults:
+            terminalreporter.line(f"{fault:44} {inputs:34} {output:14} {times}")

@@ -1,0 +1,190 @@
+"""The bench of the target `cuda`: candidates are captured into graphs and timed as served."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from mhctune.autotuner.bench import raised, verdict
+from mhctune.autotuner.graph import CapturedGraph, empty_graph, overhead_us
+from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
+from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
+from mhctune.kernels.compiler import CompileError, Compiler
+from mhctune.kernels.seam import Seam
+from mhctune.kernels.space import Candidate
+
+UNROLL = 20
+"""Launches in a graph: a replay costs about 3 us by itself, which is subtracted, and an event half a one."""
+
+
+@dataclass
+class _Resident:
+    buffers: OutputBuffers
+    graph: CapturedGraph
+
+
+def ownership(
+    run: Callable[[], None], graph: CapturedGraph, buffers: OutputBuffers, change: Callable[[], None]
+) -> list[str]:
+    """Return what contradicts that a captured candidate writes the caller's buffers and nothing else.
+
+    `change` gives the inputs other values in place. A replay must then overwrite the poison in every slot
+    and equal the directly launched candidate to the bit, at the same addresses and with no new live byte.
+    """
+    pointers, live = buffers.pointers(), torch.cuda.memory_allocated()
+    change()
+    buffers.poison()
+    run()
+    expected = [tensor.clone() for tensor in buffers.storages()]
+    buffers.poison()
+    graph.replay()
+    torch.cuda.synchronize()
+    same = [bool(torch.equal(a, b)) for a, b in zip(expected, buffers.storages(), strict=True)]
+    del expected
+    findings = []
+    if not all(same):
+        names = [name for name, ok in zip(buffers.names(), same, strict=True) if not ok]
+        findings.append(f"a replay with changed inputs left other bits than a launch in {', '.join(names)}")
+    if graph.live_bytes:
+        findings.append(f"capture allocated {graph.live_bytes:,} bytes: outputs are not the caller's")
+    if graph.reserved_bytes:
+        findings.append(f"capture reserved {graph.reserved_bytes:,} bytes that nobody budgeted")
+    if buffers.pointers() != pointers:
+        findings.append("the buffers moved")
+    grown = torch.cuda.memory_allocated() - live
+    if grown:
+        findings.append(f"launch and replay left {grown:,} live bytes")
+    return findings
+
+
+class CudaBench:
+    """Runs candidates on one GPU, in this process.
+
+    A candidate's buffers are the same storage when it is checked, captured, primed, timed and replayed. Two
+    sets of inputs are kept beside the live ones, so that a replay can be checked with changed values.
+    """
+
+    def __init__(self, seam: Seam, compiler: Compiler, device: int = 0) -> None:
+        """Measure a seam's candidates on a GPU by index."""
+        self._seam, self._compiler = seam, compiler
+        self._device = torch.device("cuda", device)
+        torch.cuda.set_device(self._device)
+        self._empty = empty_graph()
+        self._overhead: dict[int, float] = {}
+        self._residents: dict[Candidate, _Resident] = {}
+        self._cell: Cell | None = None
+        self._live: dict[str, torch.Tensor] = {}
+        self._values: list[dict[str, torch.Tensor]] = []
+
+    def enter(self, cell: Cell, seed: int) -> int:
+        """Make fresh inputs for a cell and return their bytes."""
+        self._cell = cell
+        device = str(self._device)
+        self._values = [
+            self._seam.inputs(cell.problem, cell.num_tokens, s, device) for s in (seed, seed + 2**30)
+        ]
+        self._live = {name: tensor.clone() for name, tensor in self._values[0].items()}
+        return self._input_bytes()
+
+    def _input_bytes(self) -> int:
+        sets = (self._live, *self._values)
+        return sum(t.numel() * t.element_size() for tensors in sets for t in tensors.values())
+
+    def forecast(self, candidate: Candidate) -> Footprint:
+        """Return the bytes a candidate will take: capture adds nothing to what the caller owns."""
+        cell = self._entered()
+        specs = self._seam.arm("cuda", candidate.arm).plan(cell.problem, candidate.config, cell.num_tokens)
+        outputs = total_bytes(specs, Role.OUTPUT)
+        return Footprint(self._input_bytes(), outputs, total_bytes(specs) - outputs)
+
+    def prepare(self, candidate: Candidate) -> Footprint | Failure:
+        """Build, allocate, check, capture and prime a candidate; it stays resident unless it fails."""
+        try:
+            return self._prepare(candidate)
+        except CompileError as error:
+            return Failure(FailureKind.COMPILE, str(error))
+        except torch.cuda.OutOfMemoryError as error:
+            self._collect()
+            return Failure(FailureKind.OUT_OF_MEMORY, str(error).split(". ")[0])
+        except Exception as error:  # candidates run here: whatever they raise is their failure row
+            return raised(error)
+
+    def _prepare(self, candidate: Candidate) -> Footprint | Failure:
+        cell, config = self._entered(), candidate.config
+        arm = self._seam.arm("cuda", candidate.arm)
+        kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
+        launch = arm.bind(cell.problem, config, kernels)
+        before = torch.cuda.memory_allocated()
+        buffers = OutputBuffers(arm.plan(cell.problem, config, cell.num_tokens), self._device)
+        views, inputs = buffers.bind(cell.num_tokens), self._live
+        self._change(0)
+        buffers.poison()
+        launch(inputs, views)
+        torch.cuda.synchronize()
+        failure = verdict(self._seam.check(cell.problem, inputs, views))
+        if failure is not None:
+            return failure
+        graph = CapturedGraph(lambda: launch(inputs, views), UNROLL)
+        findings = self._ownership(lambda: launch(inputs, views), graph, buffers)
+        if findings:
+            graph.close()
+            return Failure(FailureKind.MISMATCH, "; ".join(findings))
+        self._residents[candidate] = _Resident(buffers, graph)
+        measured = torch.cuda.memory_allocated() - before
+        return replace(self.forecast(candidate), graph_bytes=graph.reserved_bytes, measured_bytes=measured)
+
+    def _ownership(self, run: Callable[[], None], graph: CapturedGraph, buffers: OutputBuffers) -> list[str]:
+        return ownership(run, graph, buffers, lambda: self._change(1))
+
+    def _change(self, index: int) -> None:
+        for name, tensor in self._live.items():
+            tensor.copy_(self._values[index][name])
+
+    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+        """Time replays of the candidate's graph, less those of a graph without nodes, per launch."""
+        replays = max(1, -(-launches // UNROLL))
+        try:
+            overhead = self._replay_overhead(replays)
+            total = self._residents[candidate].graph.time_us(replays)
+        except Exception as error:  # candidates run here: whatever they raise is their failure row
+            return raised(error)
+        return (total - overhead) / (replays * UNROLL)
+
+    def _replay_overhead(self, replays: int) -> float:
+        if replays not in self._overhead:
+            self._overhead[replays] = overhead_us(self._empty, replays)
+        return self._overhead[replays]
+
+    def release(self, candidate: Candidate) -> None:
+        """Free what a candidate holds."""
+        resident = self._residents.pop(candidate, None)
+        if resident is not None:
+            resident.graph.close()
+
+    def leave(self) -> None:
+        """Free the inputs and give the allocator's reserve back."""
+        for candidate in list(self._residents):
+            self.release(candidate)
+        self._live, self._values, self._cell = {}, [], None
+        self._collect()
+
+    def healthy(self) -> bool:
+        """Whether the device still works: an illegal access makes every later call of the process fail."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
+    @staticmethod
+    def _collect() -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _entered(self) -> Cell:
+        if self._cell is None:
+            raise RuntimeError("enter a cell first")
+        return self._cell

@@ -1,0 +1,1 @@
+"""TileLang kernels for CUDA: sm_90 and later."""

@@ -1,0 +1,96 @@
+"""The fused kernel on CUDA: the post block folded into the projection."""
+
+import tilelang.language as T
+from tvm.tirx import PrimFunc
+
+from mhctune.kernels.cuda.post import hold_coefficients, mix_streams, share_coefficients
+from mhctune.kernels.cuda.reduction import store_partials
+
+
+def post_pre(
+    hidden_size: int, tile_n: int, n_splits: int, n_thr: int, vec: int, block_m: int, ahead: int
+) -> PrimFunc:
+    """Build post + projection in one kernel.
+
+    A program owns `block_m` tokens, `tile_n` of the 24 columns and one of `n_splits` ranges of H, all four
+    streams of it; a thread holds `vec` neighbouring elements. Every program recomputes the streams of its
+    tokens; those of the first column tile store them and sum their squares. What is projected is the stored
+    bf16 value (numerics class `rounded`). Rows past the last token repeat it and are not stored.
+    """
+    num_tokens = T.dynamic("num_tokens")
+    split_h = hidden_size // n_splits
+    held = block_m <= 2
+
+    @T.prim_func
+    def mhctune_post_pre(
+        x: T.Tensor((num_tokens, hidden_size), "bfloat16"),
+        residual: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
+        post_mix: T.Tensor((num_tokens, 4), "float32"),
+        comb_mix: T.Tensor((num_tokens, 4, 4), "float32"),
+        fn: T.Tensor((24, 4, hidden_size), "float32"),
+        residual_out: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
+        mul: T.Tensor((n_splits, num_tokens, 24), "float32"),
+        sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(num_tokens, block_m), 24 // tile_n, n_splits, threads=n_thr) as (
+            rows,
+            tile,
+            split,
+        ):
+            thread = T.get_thread_binding()
+            if held:
+                coefficients = T.alloc_local((block_m, 20), "float32")
+            else:
+                coefficients = T.alloc_shared((block_m, 20), "float32")
+            partials = T.alloc_shared((n_thr // 32, block_m * (tile_n + 1)), "float32")
+            sums = T.alloc_local((block_m, tile_n + 1), "float32")
+            values = T.alloc_local((block_m, 4, vec), "float32")
+            streams = T.alloc_local((4, vec), "bfloat16")
+            weights = T.alloc_local((4, vec), "float32")
+            first_weights = T.alloc_local((max(ahead, 1), 4, vec), "float32")
+            if held:
+                hold_coefficients(post_mix, comb_mix, coefficients, rows, block_m, num_tokens)
+            else:
+                share_coefficients(post_mix, comb_mix, coefficients, rows, block_m, n_thr, num_tokens)
+            for m in T.unroll(block_m):
+                for n in T.unroll(tile_n + 1):
+                    sums[m, n] = T.float32(0)
+            for step in T.serial(split_h // (n_thr * vec)):
+                first = split * split_h + (step * n_thr + thread) * vec
+                for n in T.unroll(ahead):
+                    for j in T.unroll(4):
+                        for v in T.vectorized(vec):
+                            first_weights[n, j, v] = fn[tile * tile_n + n, j, first + v]
+                for m in T.unroll(block_m):
+                    token = T.min(rows * block_m + m, num_tokens - 1)
+                    mix_streams(x, residual, coefficients, streams, values, m, token, first, vec)
+                    if tile == 0:
+                        if rows * block_m + m < num_tokens:
+                            for j in T.unroll(4):
+                                for v in T.vectorized(vec):
+                                    residual_out[rows * block_m + m, j, first + v] = streams[j, v]
+                        for j in T.unroll(4):
+                            for v in T.unroll(vec):
+                                sums[m, tile_n] = T.ieee_fmaf(
+                                    values[m, j, v], values[m, j, v], sums[m, tile_n], "rn"
+                                )
+                for n in T.unroll(ahead):
+                    for j in T.unroll(4):
+                        for v in T.unroll(vec):
+                            for m in T.unroll(block_m):
+                                sums[m, n] = T.ieee_fmaf(
+                                    first_weights[n, j, v], values[m, j, v], sums[m, n], "rn"
+                                )
+                for n in T.unroll(tile_n - ahead):
+                    for j in T.unroll(4):
+                        for v in T.vectorized(vec):
+                            weights[j, v] = fn[tile * tile_n + ahead + n, j, first + v]
+                    for j in T.unroll(4):
+                        for v in T.unroll(vec):
+                            for m in T.unroll(block_m):
+                                sums[m, ahead + n] = T.ieee_fmaf(
+                                    weights[j, v], values[m, j, v], sums[m, ahead + n], "rn"
+                                )
+            store_partials(sums, partials, mul, sqrsum, rows, tile, split, block_m, tile_n, n_thr, num_tokens)
+
+    return mhctune_post_pre

@@ -1,0 +1,160 @@
+"""Compiling: each variant once, failures kept, messages that name the variant."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from mhctune.kernels.compiler import Compiled, CompileError, Compiler, compile_variant, quiet
+from mhctune.kernels.registry import seam as find_seam
+from mhctune.kernels.seam import Problem, Variant
+
+VARIANTS = [Variant.of("post", "c", hidden_size=hidden, block_h=256) for hidden in (256, 512, 768, 1024)]
+BROKEN = Variant.of("post", "c", hidden_size=1, block_h=1)
+
+
+class FakeCompiler:
+    """Counts what it is asked to compile; the broken variant fails."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[Variant] = Counter()
+        self.threads: set[str] = set()
+        self.lock = threading.Lock()
+
+    def __call__(self, variant: Variant) -> Compiled:
+        with self.lock:
+            self.asked[variant] += 1
+            self.threads.add(threading.current_thread().name)
+        if variant == BROKEN:
+            raise CompileError(f"{variant}: no")
+        return Compiled(lambda *args: None, f"hash of {variant}")
+
+
+@pytest.fixture
+def fake() -> FakeCompiler:
+    return FakeCompiler()
+
+
+@pytest.fixture
+def fake_compiler(fake: FakeCompiler) -> Iterator[Compiler]:
+    compiler = Compiler(2, fake)
+    yield compiler
+    compiler.close()
+
+
+def test_each_variant_is_compiled_once_however_often_it_is_asked_for(
+    fake: FakeCompiler, fake_compiler: Compiler
+) -> None:
+    fake_compiler.request(VARIANTS)
+    fake_compiler.request(reversed(VARIANTS))
+    got = [fake_compiler.get(variant) for variant in VARIANTS * 2]
+    fake_compiler.compile_all(VARIANTS, lambda done, total: None)
+    assert fake.asked == Counter(VARIANTS)
+    assert got[:4] == got[4:]
+    assert all(a is b for a, b in zip(got[:4], got[4:], strict=True))
+
+
+def test_equal_variants_are_one(fake: FakeCompiler, fake_compiler: Compiler) -> None:
+    fake_compiler.get(Variant.of("post", "c", hidden_size=256, block_h=256))
+    fake_compiler.get(Variant.of("post", "c", block_h=256, hidden_size=256))
+    assert fake.asked.total() == 1
+
+
+def test_compilation_happens_in_the_background(fake: FakeCompiler, fake_compiler: Compiler) -> None:
+    fake_compiler.compile_all(VARIANTS, lambda done, total: None)
+    assert fake.threads
+    assert threading.current_thread().name not in fake.threads
+
+
+def test_a_failure_stays_for_get_and_is_not_tried_again(fake: FakeCompiler, fake_compiler: Compiler) -> None:
+    told: list[tuple[int, int]] = []
+    fake_compiler.compile_all([*VARIANTS, BROKEN], lambda done, total: told.append((done, total)))
+    assert told == [(done, 5) for done in range(6)]
+    for _ in range(2):
+        with pytest.raises(CompileError, match="post"):
+            fake_compiler.get(BROKEN)
+    assert fake_compiler.get(VARIANTS[0]).code_hash == f"hash of {VARIANTS[0]}"
+    assert fake.asked[BROKEN] == 1
+
+
+def test_progress_reaches_its_total_when_variants_repeat(fake_compiler: Compiler) -> None:
+    told: list[tuple[int, int]] = []
+    fake_compiler.compile_all(VARIANTS * 3, lambda done, total: told.append((done, total)))
+    assert told == [(done, 4) for done in range(5)]
+
+
+def test_nothing_to_compile_is_done_at_once(fake: FakeCompiler, fake_compiler: Compiler) -> None:
+    told: list[tuple[int, int]] = []
+    fake_compiler.compile_all([], lambda done, total: told.append((done, total)))
+    assert told == [(0, 0)]
+    assert not fake.asked
+
+
+def test_closing_cancels_what_has_not_begun() -> None:
+    started, go_on = threading.Event(), threading.Event()
+    asked: list[Variant] = []
+
+    def compile_one(variant: Variant) -> Compiled:
+        asked.append(variant)
+        started.set()
+        go_on.wait(10)
+        return Compiled(lambda *args: None, "")
+
+    compiler = Compiler(1, compile_one)
+    compiler.request(VARIANTS)
+    assert started.wait(10)
+    closing = threading.Thread(target=compiler.close)
+    closing.start()
+    while not all(future.cancelled() for future in list(compiler._futures.values())[1:]):
+        assert closing.is_alive()
+    go_on.set()
+    closing.join(10)
+    assert asked == VARIANTS[:1]
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        (Variant.of("post", "abacus", hidden_size=256), "^abacus:post.*target 'abacus' has no kernel 'post'"),
+        (Variant.of("sieve", "c", hidden_size=256), "^c:sieve.*target 'c' has no kernel 'sieve'"),
+        (Variant.of("post", "c", hidden_size=256), "c:post.*TypeError.*block_h"),
+        (Variant.of("post", "c", hidden_size=256, block_h=0), r"c:post\(block_h=0, hidden_size=256\)"),
+    ],
+    ids=str,
+)
+def test_a_variant_that_does_not_compile_is_named_with_the_reason(variant: Variant, message: str) -> None:
+    quiet()
+    with pytest.raises(CompileError, match=message):
+        compile_variant(variant)
+
+
+def test_a_real_kernel_runs_and_its_code_hash_is_of_its_source(compiler: Compiler) -> None:
+    arm, problem = find_seam("post_pre_delayed").arm("c", "unfused"), Problem(768)
+    post, projection, _ = arm.variants(problem, dict(arm.preferred))
+    compiled, other = compiler.get(post), compiler.get(projection)
+    assert len(compiled.code_hash) == 64
+    assert compiled.code_hash != other.code_hash
+    assert compile_variant(post).code_hash == compiled.code_hash
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "shape", "stride"])
+def test_a_compiled_kernel_refuses_a_tensor_it_would_misread(compiler: Compiler, wrong: str) -> None:
+    arm, hidden = find_seam("post_pre_delayed").arm("c", "unfused"), 768
+    run = compiler.get(arm.variants(Problem(hidden), dict(arm.preferred))[0]).run
+    bits: dict[str, Any] = {"dtype": torch.uint16}
+    x = torch.zeros(3, hidden, **bits)
+    if wrong == "dtype":
+        x = torch.zeros(3, hidden, dtype=torch.float32)
+    elif wrong == "shape":
+        x = torch.zeros(3, hidden + 1, **bits)
+    else:
+        x = torch.zeros(3, 2 * hidden, **bits)[:, ::2]
+    residual = torch.zeros(3, 4, hidden, **bits)
+    with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
+        run(x, residual, torch.zeros(3, 4), torch.zeros(3, 4, 4), torch.empty_like(residual))
+    assert f"{wrong} mismatch for parameter x" in str(caught.value)

@@ -1,0 +1,206 @@
+"""Killed at any moment, the same command goes on: the grid is measured once and the bands are the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhctune.autotuner.derive import candidates_of
+from mhctune.autotuner.records import Measurement, SweepState, Trial
+from mhctune.db.derivation import derive_stored
+from mhctune.db.repository import Repository
+from mhctune.db.rows import StoredSweep
+from mhctune.kernels.dispatch import DispatchTable
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENS, ROUNDS = (1, 2, 3, 4, 5, 6, 8, 16), 9
+
+# A real sweep of two kernels through the Python API; the samples are replayed, so that bands can be compared.
+CHILD = f"""
+import random, sys
+from mhctune.autotuner.bench import HostBench
+from mhctune.autotuner.budget import VramBudget
+from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.sweep import Sweep, SweepPlan
+from mhctune.autotuner.timer import ReplayTimer
+from mhctune.db.repository import Repository
+from mhctune.kernels.compiler import Compiler, quiet
+from mhctune.kernels.dispatch import Fingerprint
+from mhctune.kernels.registry import SEAMS
+from mhctune.kernels.seam import Problem
+
+quiet()
+seam, problem = SEAMS["post_pre_delayed"], Problem(hidden_size=256)
+values = {{"tile_n": [24], "n_splits": [1], "block_h": [64], "block_m": [1, 2]}}
+fingerprint = Fingerprint("test", 1, 1, "", "", "", "", "", "", "", "", 1, "")
+plan = SweepPlan(seam, problem, "c", {TOKENS}, {{arm.name: arm.space(problem).restricted(values)
+                 for arm in seam.arms("c")}}, Protocol({ROUNDS}), fingerprint, 0.05)
+
+
+def recorded(tokens, candidate, round):
+    noise = random.Random(f"{{tokens}} {{candidate}} {{round}}").uniform(1, 1.02)
+    slow = (candidate.arm == "fused") == (tokens > 4)
+    return noise * tokens * (13 if slow else 10) * (1.2 if candidate.config["block_m"] == 1 else 1)
+
+
+timer = ReplayTimer({{(n, c, r): recorded(n, c, r) for n in plan.token_counts for c in plan.candidates
+                     for r in range({ROUNDS})}})
+compiler = Compiler()
+# Two sets of 256 x 16 fit, so every cell takes several batches.
+bench = HostBench(seam, compiler, timer)
+inputs = bench.enter(plan.cells[-1], 0)
+room = inputs + 3 * bench.forecast(plan.candidates[0]).forecast_bytes
+bench.leave()
+with Repository.open(sys.argv[1]) as store:
+    print("begin", flush=True)
+    print(Sweep(plan, store, bench, VramBudget(room, 10**12), compiler.compile_all).run().state, flush=True)
+compiler.close()
+"""
+
+
+def start(database: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(database)],
+        env=environment, cwd=database.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def run_to_the_end(database: Path) -> float:
+    """Return the seconds from the opened database to the end."""
+    with start(database) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begin\n"
+        begun = time.monotonic()
+        text, errors = child.communicate(timeout=100)
+    assert (text, child.returncode) == ("complete\n", 0), errors
+    return time.monotonic() - begun
+
+
+def kill_after(database: Path, samples: int, pause: float) -> bool:
+    """Start a sweep and kill -9 it once it has stored so many samples more; return whether it still ran."""
+    before = stored_samples(database)
+    with start(database) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begin\n"
+        while child.poll() is None and stored_samples(database) < before + samples:
+            time.sleep(0.0005)
+        time.sleep(pause)
+        child.send_signal(signal.SIGKILL)
+        child.wait(timeout=30)
+        return child.returncode == -signal.SIGKILL
+
+
+def stored_samples(database: Path) -> int:
+    if not database.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM samples").fetchone()
+            return int(count)
+    except sqlite3.OperationalError:  # the schema is not there yet
+        return 0
+
+
+def newest(database: Path) -> tuple[StoredSweep, list[Trial], DispatchTable]:
+    with Repository.open(database, readonly=True) as store:
+        (sweep,) = store.sweeps()
+        return sweep, list(store.trials(sweep.id)), derive_stored(store, sweep).table
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_five_times_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.db", tmp_path / "cut.db"
+    run_to_the_end(whole)
+    total = stored_samples(whole)
+    rng = random.Random(20261129)
+    assert all([kill_after(cut, rng.randint(1, total // 9), rng.uniform(0, 0.005)) for _ in range(5)])
+    left = stored_samples(cut)
+    assert 0 < left < total
+    run_to_the_end(cut)
+
+    sweep, trials, table = newest(cut)
+    assert sweep.state is SweepState.COMPLETE
+    grid = [(n, c) for n in TOKENS for c in candidates_of(sweep.record)]
+    measured = [(t.cell.num_tokens, t.candidate) for t in trials if isinstance(t.outcome, Measurement)]
+    assert sorted(measured) == sorted(grid)
+    assert len(trials) == len(grid) == sweep.record.grid
+    for trial in trials:
+        rounds = [(s.batch, s.round) for s in trial.samples]
+        assert len(set(rounds)) == len(rounds) >= ROUNDS
+    with closing(sqlite3.connect(cut)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        once = "SELECT count(*), count(DISTINCT num_tokens || '/' || candidate_id) FROM trials"
+        assert connection.execute(once).fetchall() == [(len(grid), len(grid))]
+
+    _, uncut, expected = newest(whole)
+    assert table.bands == expected.bands
+    assert {band.choice.arm for band in table.bands} == {"fused", "unfused"}
+    assert key(trials) == key(uncut)
+
+
+def key(trials: list[Trial]) -> dict[Any, Any]:
+    """The samples by trial, less their launches: those follow from the machine's clock."""
+    return {
+        (t.cell.num_tokens, t.candidate): [(s.batch, s.round, s.latency_us) for s in t.samples]
+        for t in trials
+    }
+
+
+SWEEP = """
+name = "tiny"
+about = "long enough to be interrupted"
+token_counts = [1, 2]
+samples = 400
+max_regret = 0.9
+
+[space.c.fused]
+tile_n = [24]
+n_splits = [1]
+block_h = [64]
+block_m = [1]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_command_cleanly_and_the_same_command_completes_it(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "tiny.toml").write_text(SWEEP)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", "mhctune", "sweep", "--sweep", "tiny.toml", "--json"]
+    database = tmp_path / "mhctune.db"
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        while child.poll() is None and stored_samples(database) < 20:
+            time.sleep(0.002)
+        child.send_signal(number)
+        text, errors = child.communicate(timeout=60)
+    assert child.returncode == code, errors
+    assert text == ""
+    assert "stopped cleanly" in errors
+    assert "Run the same command to resume." in errors
+    with Repository.open(database) as store:
+        assert [s.state for s in store.sweeps()] == [SweepState.INTERRUPTED]
+    before = stored_samples(database)
+    assert 20 <= before < 800
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert '"state": "complete"' in done.stdout
+    assert stored_samples(database) == 800
+    with Repository.open(database) as store:
+        assert [s.state for s in store.sweeps()] == [SweepState.COMPLETE]

@@ -1,0 +1,199 @@
+"""The planner turns what a person wrote down into a plan, or says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mhctune.autotuner.bench import HostBench
+from mhctune.autotuner.planner import NoArm, forecast, known_seam, plan_sweep, problem_of, spaces_of
+from mhctune.autotuner.sweep import SweepPlan
+from mhctune.configs.errors import ConfigError
+from mhctune.configs.loader import load_gpu, load_model, names
+from mhctune.kernels.compiler import Compiled, Compiler
+from mhctune.kernels.post_pre_delayed import PostPreDelayed
+from mhctune.kernels.registry import SEAMS
+from mhctune.kernels.seam import Arm, Problem, Variant
+
+CPU = load_gpu("cpu")
+SEAM = PostPreDelayed()
+PROBLEM = Problem(hidden_size=5120)
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> Callable[[str], str]:
+    def write(body: str) -> str:
+        path = tmp_path / "own.toml"
+        path.write_text(
+            'name = "own"\nabout = "a test"\ntoken_counts = [1, 2]\nsamples = 5\nmax_regret = 0.1\n' + body
+        )
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("sweep", names("sweep"))
+def test_every_shipped_sweep_gives_a_plan_on_the_cpu(sweep: str) -> None:
+    plan = plan_sweep(CPU, sweep)
+    assert plan.target == "c"
+    assert plan.grid == len(plan.candidates) * len(plan.token_counts) > 0
+    assert {c.arm for c in plan.candidates} == {"fused", "unfused"}
+    assert len(set(plan.candidates)) == len(plan.candidates)
+
+
+def test_the_quick_sweep_is_what_a_newcomer_can_wait_for() -> None:
+    plan = plan_sweep(CPU)
+    assert plan.record() == plan_sweep(CPU, "quick").record()
+    assert plan.problem.hidden_size == 5120
+    assert plan.token_counts == (1, 2, 4, 8, 16, 32, 64)
+    assert set(plan.spaces) == {"fused", "unfused"}
+    assert len(plan.variants) <= 60
+    assert plan.protocol.samples == 9
+    assert plan.max_regret == 0.10
+
+
+def test_arguments_go_before_the_sweep_file() -> None:
+    plan = plan_sweep(CPU, "quick", tokens="8,2", samples=7, max_regret=0.0)
+    assert plan.token_counts == (2, 8)
+    assert plan.protocol.samples == 7
+    assert plan.max_regret == 0.0
+
+
+def test_the_order_of_arms_in_a_file_does_not_matter(sweep_file: Callable[[str], str]) -> None:
+    one, other = "[space.c.fused]\nblock_m = [1]\n", "[space.c.unfused]\nblock_m = [1]\n"
+    first = plan_sweep(CPU, sweep_file(one + other))
+    assert plan_sweep(CPU, sweep_file(other + one)).record().digest == first.record().digest
+    assert list(first.spaces) == ["fused", "unfused"]
+
+
+def test_a_file_that_names_one_arm_sweeps_that_one(sweep_file: Callable[[str], str]) -> None:
+    plan = plan_sweep(CPU, sweep_file("[space.c.unfused]\ntile_n = [24]\n"))
+    assert list(plan.spaces) == ["unfused"]
+    assert {c.config["tile_n"] for c in plan.candidates} == {24}
+
+
+def test_a_space_of_another_target_is_none_of_ours(sweep_file: Callable[[str], str]) -> None:
+    plan = plan_sweep(CPU, sweep_file("[space.cuda.fused]\ntile_n = [24]\n"))
+    assert set(plan.spaces) == {"fused", "unfused"}
+
+
+@pytest.mark.parametrize(
+    ("body", "fragments"),
+    [
+        ("[space.c.fussed]\nblock_m = [1]\n", ("unknown arm 'fussed'", "did you mean 'fused'", "unfused")),
+        ("[space.c.fused]\nblockm = [1]\n", ("arm fused has no tunable 'blockm'", "block_h, block_m")),
+        ("[space.c.fused]\nn_splits = [3]\n", ("arm 'fused' has no legal config", "5120", "n_splits 3")),
+        ('seam = "pots"\n', ("unknown seam 'pots'", "known: post_pre_delayed")),
+        ('model = "deepseek-v4-pro"\n', ("'deepseek-v4-pro' does not delay", "deepseek-v4.1-flash")),
+    ],
+)
+def test_a_mistake_is_named_with_what_is_allowed(
+    sweep_file: Callable[[str], str], body: str, fragments: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_sweep(CPU, sweep_file(body))
+    for fragment in fragments:
+        assert fragment in str(refused.value)
+
+
+def test_an_unknown_seam_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'post_pre_delayed'\?"):
+        known_seam("post_pre_delay")
+    assert known_seam("post_pre_delayed").name == "post_pre_delayed"
+
+
+@pytest.mark.parametrize("model", ["deepseek-v4-pro", "deepseek-v4-flash"])
+def test_a_model_that_does_not_delay_has_no_delayed_problem(model: str) -> None:
+    with pytest.raises(ConfigError, match=f"model '{model}' does not delay its pre block"):
+        problem_of(load_model(model), SEAM)
+
+
+def test_the_problem_of_a_model_has_its_constants() -> None:
+    model = load_model("deepseek-v4.1-flash")
+    problem = problem_of(model, SEAM)
+    assert problem.to_dict() == model.problem_fields()
+
+
+class Armless(PostPreDelayed):
+    """A seam that nobody wrote an arm for."""
+
+    def arms(self, target: str) -> tuple[Arm, ...]:
+        return ()
+
+
+@pytest.mark.parametrize("gpu", names("gpu"))
+def test_a_seam_without_an_arm_on_a_target_says_so(monkeypatch: pytest.MonkeyPatch, gpu: str) -> None:
+    monkeypatch.setitem(SEAMS, "post_pre_delayed", Armless())
+    target = load_gpu(gpu)
+    with pytest.raises(NoArm, match=f"post_pre_delayed has no arm on target '{target.target}' .{gpu}."):
+        plan_sweep(target, here=False)
+
+
+@pytest.mark.parametrize("gpu", ["cpu", "gb300"])
+def test_a_target_that_has_arms_can_be_planned_without_its_device(gpu: str) -> None:
+    target = load_gpu(gpu)
+    if not SEAM.arms(target.target):
+        with pytest.raises(NoArm):
+            plan_sweep(target, here=False)
+        return
+    plan = plan_sweep(target, here=False)
+    cost = forecast(plan, 8, target.figures.bandwidth_gb_s.value)
+    assert (plan.target, cost.trials) == (target.target, plan.grid)
+    assert cost.set_bytes > 0
+    assert plan.fingerprint.gpu_name == gpu
+    assert plan.fingerprint.source_hash == ""
+
+
+def test_without_limits_every_arm_has_its_whole_space() -> None:
+    spaces = spaces_of(SEAM, "c", PROBLEM, {})
+    assert {name: space.candidates() for name, space in spaces.items()} == {
+        arm.name: arm.space(PROBLEM).candidates() for arm in SEAM.arms("c")
+    }
+
+
+# The forecast.
+
+
+def compile_nothing(variant: Variant) -> Compiled:
+    raise AssertionError(f"a forecast compiles nothing: {variant}")
+
+
+def test_the_forecast_counts_what_the_plan_has() -> None:
+    plan = plan_sweep(CPU, "quick")
+    cost = forecast(plan, cores=2, bandwidth_gb_s=None)
+    assert [arm.arm for arm in cost.arms] == ["fused", "unfused"]
+    assert sum(arm.candidates for arm in cost.arms) == len(plan.candidates)
+    assert cost.trials == plan.grid
+    assert cost.variants == len(plan.variants)
+    # Kernels that arms share are compiled once.
+    assert cost.variants < sum(arm.variants for arm in cost.arms)
+    assert all(arm.points >= arm.candidates > 0 for arm in cost.arms)
+
+
+def test_the_forecast_bytes_are_those_of_the_bench() -> None:
+    plan = plan_sweep(CPU, "quick")
+    cost = forecast(plan, cores=2, bandwidth_gb_s=None)
+    compiler = Compiler(1, compile_nothing)
+    bench = HostBench(plan.seam, compiler)
+    inputs = bench.enter(plan.cells[-1], 0)
+    sets = [bench.forecast(c).forecast_bytes for c in plan.candidates]
+    compiler.close()
+    assert cost.set_bytes == max(sets)
+    assert cost.resident_bytes - cost.input_bytes == sum(sets)
+    # The forecast of the inputs leaves out the coefficients: a few hundred bytes a token.
+    assert inputs * 0.98 < cost.input_bytes <= inputs
+
+
+def tiny(tokens: str = "1,2", samples: int = 5) -> SweepPlan:
+    return plan_sweep(CPU, "quick", tokens=tokens, samples=samples)
+
+
+def test_more_cores_compile_faster_and_more_samples_take_longer() -> None:
+    one, two = (forecast(tiny(), cores, None) for cores in (1, 2))
+    assert two.compile_s < one.compile_s
+    assert two.race_s == one.race_s
+    assert forecast(tiny(samples=11), 1, None).race_s == pytest.approx(2 * one.race_s)  # one round primes
+    assert forecast(tiny("1,2,4096"), 1, None).race_s > one.race_s
+    assert forecast(tiny("4096"), 1, 100.0).race_s < forecast(tiny("4096"), 1, 10.0).race_s

@@ -1,0 +1,449 @@
+"""The race measures everything once, in interleaved rounds, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pytest
+
+from mhctune.autotuner.budget import VramBudget
+from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.race import Race, Stopped
+from mhctune.autotuner.records import (
+    Cell,
+    Failure,
+    FailureKind,
+    Footprint,
+    Measurement,
+    Outcome,
+    Sample,
+    SweepState,
+    Trial,
+)
+from mhctune.autotuner.store import SweepRecord
+from mhctune.kernels.seam import Problem
+from mhctune.kernels.space import Candidate
+
+CELL = Cell("post_pre_delayed", Problem(hidden_size=256), 8)
+ROUNDS = 5
+INPUT_BYTES, SET_BYTES = 1000, 100
+A, B, C, D, E, F, G = SEVEN = tuple(Candidate.of("fused", {"tile_n": n}) for n in range(7))
+MISMATCH = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
+NO_MEMORY = Failure(FailureKind.OUT_OF_MEMORY, "the host is out of memory")
+LAUNCH = Failure(FailureKind.LAUNCH, "RuntimeError: no")
+AMPLE = VramBudget(10**9, 10**9)
+
+
+def room_for(sets: int) -> VramBudget:
+    return VramBudget(INPUT_BYTES + sets * SET_BYTES, 10**9)
+
+
+def latency_of(candidate: Candidate, batch: int, round: int) -> float:
+    """Repeatable noise of 5 % on a latency of its own for each candidate."""
+    noise = random.Random(f"{candidate} {batch} {round}").uniform(1.0, 1.05)
+    return (100.0 + 7.0 * (candidate.config["tile_n"] * 3 % 7)) * noise
+
+
+@dataclass
+class FakeBench:
+    """Candidates without kernels: each takes 100 bytes, and fails where it is told to.
+
+    `room` is how many may be resident before memory is out, whatever the budget says. `odd` holds answers
+    by (candidate, batch, round) in the order they are given; then the latency follows.
+    """
+
+    refused: dict[Candidate, Failure] = field(default_factory=dict)
+    odd: dict[tuple[Candidate, int, int], list[float | Failure]] = field(default_factory=dict)
+    bytes_of: dict[Candidate, int] = field(default_factory=dict)
+    room: int = 99
+    prepared: list[Candidate] = field(default_factory=list)
+    timed: list[tuple[Candidate, int, int]] = field(default_factory=list)
+    primed: list[Candidate] = field(default_factory=list)
+    resident: list[Candidate] = field(default_factory=list)
+    most_resident: int = 0
+    entered: int = 0
+
+    def enter(self, cell: Cell, seed: int) -> int:
+        self.entered += 1
+        return INPUT_BYTES
+
+    def forecast(self, candidate: Candidate) -> Footprint:
+        return Footprint(INPUT_BYTES, self.bytes_of.get(candidate, SET_BYTES), 0)
+
+    def prepare(self, candidate: Candidate) -> Footprint | Failure:
+        assert candidate not in self.resident
+        self.prepared.append(candidate)
+        if len(self.resident) >= self.room:
+            return NO_MEMORY
+        if candidate in self.refused:
+            return self.refused[candidate]
+        self.resident.append(candidate)
+        self.most_resident = max(self.most_resident, len(self.resident))
+        return replace(self.forecast(candidate), measured_bytes=self.bytes_of.get(candidate, SET_BYTES) + 1)
+
+    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+        assert candidate in self.resident
+        if launches == 1:
+            self.primed.append(candidate)
+            return latency_of(candidate, batch, round)
+        self.timed.append((candidate, batch, round))
+        answers = self.odd.get((candidate, batch, round), [])
+        return answers.pop(0) if answers else latency_of(candidate, batch, round)
+
+    def release(self, candidate: Candidate) -> None:
+        if candidate in self.resident:
+            self.resident.remove(candidate)
+
+    def leave(self) -> None:
+        self.resident.clear()
+
+
+@dataclass
+class ListStore:
+    """A store in memory, with what was committed and when."""
+
+    rows: dict[Candidate, Trial] = field(default_factory=dict)
+    commits: list[list[tuple[Candidate, Sample]]] = field(default_factory=list)
+
+    def begin(self, sweep: SweepRecord, *, new: bool = False) -> int:
+        return 1
+
+    def trials(self, sweep_id: int) -> Sequence[Trial]:
+        return list(self.rows.values())
+
+    def open_trial(self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint) -> int:
+        return self._put(cell, candidate, footprint, None)
+
+    def add_samples(self, samples: Sequence[tuple[int, Sample]]) -> None:
+        candidates = {trial.id: candidate for candidate, trial in self.rows.items()}
+        self.commits.append([(candidates[number], sample) for number, sample in samples])
+        for number, sample in samples:
+            trial = self.rows[candidates[number]]
+            assert (sample.batch, sample.round) not in {(s.batch, s.round) for s in trial.samples}
+            self.rows[candidates[number]] = replace(trial, samples=(*trial.samples, sample))
+
+    def finish_trial(self, trial_id: int) -> None:
+        candidate = next(c for c, trial in self.rows.items() if trial.id == trial_id)
+        trial = self.rows[candidate]
+        assert trial.outcome is None
+        self.rows[candidate] = replace(trial, outcome=Measurement(trial.samples))
+
+    def fail_trial(
+        self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint, failure: Failure
+    ) -> int:
+        return self._put(cell, candidate, footprint, failure)
+
+    def end(self, sweep_id: int, state: SweepState) -> None:
+        """Nothing to keep."""
+
+    def _put(self, cell: Cell, candidate: Candidate, footprint: Footprint, outcome: Outcome | None) -> int:
+        before = self.rows.get(candidate)
+        number = before.id if before else len(self.rows) + 1
+        samples = before.samples if before else ()
+        self.rows[candidate] = Trial(cell, candidate, footprint, outcome, samples, number)
+        return number
+
+    def kinds(self) -> dict[Candidate, FailureKind | None]:
+        """What became of each candidate: None is a measurement."""
+        outcomes = {candidate: trial.outcome for candidate, trial in self.rows.items()}
+        assert None not in outcomes.values()
+        return {c: o.kind if isinstance(o, Failure) else None for c, o in outcomes.items()}
+
+    def rounds(self) -> dict[Candidate, list[tuple[int, int]]]:
+        """The (batch, round) of every sample."""
+        return {c: [(s.batch, s.round) for s in trial.samples] for c, trial in self.rows.items()}
+
+
+def never() -> bool:
+    return False
+
+
+def race(
+    bench: FakeBench,
+    store: ListStore,
+    budget: VramBudget = AMPLE,
+    stop: Callable[[], bool] = never,
+    candidates: Sequence[Candidate] = SEVEN,
+) -> ListStore:
+    Race(1, CELL, store, bench, budget, Protocol(ROUNDS), stop).run(candidates, store.trials(1))
+    return store
+
+
+def batches(store: ListStore) -> dict[int, set[Candidate]]:
+    found: dict[int, set[Candidate]] = {}
+    for candidate, taken in store.rounds().items():
+        for batch, _ in taken:
+            found.setdefault(batch, set()).add(candidate)
+    return found
+
+
+def test_every_candidate_gets_every_round_once() -> None:
+    bench, store = FakeBench(), ListStore()
+    race(bench, store)
+    assert store.kinds() == dict.fromkeys(SEVEN)
+    assert store.rounds() == {c: [(0, n) for n in range(ROUNDS)] for c in SEVEN}
+    assert Counter(bench.timed) == {(c, 0, n): 1 for c in SEVEN for n in range(ROUNDS)}
+    assert Counter(bench.primed) == Counter(bench.prepared) == dict.fromkeys(SEVEN, 1)
+
+
+def test_rounds_run_forward_and_back_in_turn() -> None:
+    bench, store = FakeBench(), ListStore()
+    race(bench, store, candidates=(A, B, C))
+    order = [candidate for candidate, _, _ in bench.timed]
+    assert order == [A, B, C, C, B, A, A, B, C, C, B, A, A, B, C]
+    assert [s.position for s in store.rows[A].samples] == [0, 2, 0, 2, 0]
+
+
+def test_the_samples_of_a_round_are_committed_together_and_at_once() -> None:
+    store = race(FakeBench(), ListStore(), candidates=(A, B, C))
+    assert [{sample.round for _, sample in commit} for commit in store.commits] == [{n} for n in range(5)]
+    assert all({candidate for candidate, _ in commit} == {A, B, C} for commit in store.commits)
+
+
+def test_all_samples_of_a_batch_average_the_same_number_of_launches() -> None:
+    store = race(FakeBench(), ListStore())
+    fastest = min(latency_of(c, 0, 0) for c in SEVEN)
+    launches = {s.launches for trial in store.rows.values() for s in trial.samples}
+    assert launches == {Protocol(ROUNDS).launches(fastest)}
+    assert (min(launches) - 1) * fastest < 2000.0 <= min(launches) * fastest
+
+
+def test_the_bytes_of_a_trial_are_the_measured_ones_and_of_a_failure_the_forecast() -> None:
+    store = race(FakeBench({B: MISMATCH}, bytes_of={A: 300}), ListStore(), candidates=(A, B))
+    assert store.rows[A].footprint == Footprint(INPUT_BYTES, 300, 0, measured_bytes=301)
+    assert store.rows[B].footprint == Footprint(INPUT_BYTES, SET_BYTES, 0)
+
+
+def test_a_candidate_that_fails_its_check_is_a_row_and_the_rest_goes_on() -> None:
+    bench = FakeBench({B: MISMATCH, D: LAUNCH})
+    store = race(bench, ListStore())
+    assert store.rows[B].outcome == MISMATCH
+    assert store.rows[D].outcome == LAUNCH
+    assert {c for c, kind in store.kinds().items() if kind is None} == {A, C, E, F, G}
+    assert not {B, D} & {candidate for candidate, _, _ in bench.timed}
+
+
+def test_a_candidate_that_fails_while_it_is_timed_keeps_its_samples_and_the_rest_goes_on() -> None:
+    store = race(FakeBench(odd={(C, 0, 2): [LAUNCH]}), ListStore())
+    assert store.rows[C].outcome == LAUNCH
+    assert [s.round for s in store.rows[C].samples] == [0, 1]
+    assert all(len(store.rows[c].samples) == ROUNDS for c in SEVEN if c != C)
+
+
+@pytest.mark.parametrize("odd", [0.0, -3.0, math.nan, math.inf, -math.inf])
+def test_an_implausible_time_is_measured_once_more(odd: float) -> None:
+    bench = FakeBench(odd={(B, 0, 1): [odd]})
+    store = race(bench, ListStore())
+    assert store.kinds() == dict.fromkeys(SEVEN)
+    assert Counter(bench.timed)[B, 0, 1] == 2
+    assert [s.latency_us for s in store.rows[B].samples] == [latency_of(B, 0, n) for n in range(ROUNDS)]
+
+
+@pytest.mark.parametrize("odd", [0.0, -3.0, math.nan, math.inf])
+def test_an_implausible_time_twice_in_a_row_is_a_failure(odd: float) -> None:
+    bench = FakeBench(odd={(B, 0, 1): [odd, odd]})
+    store = race(bench, ListStore())
+    outcome = store.rows[B].outcome
+    assert isinstance(outcome, Failure)
+    assert outcome.kind is FailureKind.IMPLAUSIBLE
+    assert outcome.detail == f"{odd} us per launch, twice in a row"
+    assert max(bench.timed.count(key) for key in bench.timed) == 2
+    assert {c for c, kind in store.kinds().items() if kind is None} == set(SEVEN) - {B}
+
+
+def test_a_budget_makes_batches_and_the_champion_is_carried_into_the_next() -> None:
+    bench, store = FakeBench(), ListStore()
+    race(bench, store, room_for(3))
+    first, second, third = (batches(store)[n] for n in range(3))
+    assert first == {A, B, C}
+    champion = min(first, key=lambda c: store.rows[c].samples[2].latency_us)
+    assert second == {champion, D, E}
+    assert third >= {F, G}
+    assert len(third & (first | second)) == 1
+    assert store.kinds() == dict.fromkeys(SEVEN)
+    assert bench.most_resident == 3
+
+
+def test_the_champion_is_the_fastest_so_far_and_not_only_of_the_last_batch() -> None:
+    # A and B in turn, then C and D: B is carried until something beats it.
+    fast, slow = Candidate.of("fused", {"tile_n": 0}), Candidate.of("fused", {"tile_n": 2})
+    later = [Candidate.of("unfused", {"tile_n": n}) for n in (1, 3, 5)]
+    store = race(FakeBench(), ListStore(), room_for(2), candidates=(fast, slow, *later))
+    assert [batches(store)[n] for n in range(4)] == [
+        {fast, slow}, {fast, later[0]}, {fast, later[1]}, {fast, later[2]},
+    ]  # fmt: skip
+
+
+def test_the_champions_rounds_of_every_batch_are_kept() -> None:
+    store = race(FakeBench(), ListStore(), room_for(3))
+    carried = [c for c, taken in store.rounds().items() if len(taken) > ROUNDS]
+    assert carried
+    assert all(len(set(taken)) == len(taken) for taken in store.rounds().values())
+
+
+def test_a_failure_leaves_its_place_in_the_batch_to_the_next() -> None:
+    store = race(FakeBench({A: MISMATCH, B: LAUNCH}), ListStore(), room_for(3))
+    assert batches(store)[0] == {C, D, E}
+
+
+def test_a_candidate_that_alone_exceeds_the_budget_is_a_row_with_the_numbers() -> None:
+    bench = FakeBench(bytes_of={B: 5000, G: 5000})
+    store = race(bench, ListStore(), room_for(3))
+    assert {c for c, kind in store.kinds().items() if kind is not None} == {B, G}
+    outcome = store.rows[B].outcome
+    assert isinstance(outcome, Failure)
+    assert outcome.kind is FailureKind.OVER_BUDGET
+    for fragment in ("1,000 bytes", "5,000 bytes", "5.9 KiB", "1.3 KiB", "Raise --vram-budget"):
+        assert fragment in outcome.detail
+    assert not {B, G} & set(bench.prepared)
+
+
+def test_a_candidate_that_fits_only_without_the_champion_runs_alone() -> None:
+    bench = FakeBench(bytes_of={D: 300})
+    store = race(bench, ListStore(), room_for(3))
+    assert store.kinds() == dict.fromkeys(SEVEN)
+    assert [b for b in batches(store).values() if D in b] == [{D}]
+    assert len([b for b in batches(store).values() if len(b) > 1]) == 3
+
+
+def test_out_of_memory_halves_the_batch_and_nothing_is_dropped() -> None:
+    bench, store = FakeBench(room=4), ListStore()
+    race(bench, store)
+    assert store.kinds() == dict.fromkeys(SEVEN)
+    assert [len(batches(store)[n]) for n in range(len(batches(store)))] == [4, 3, 2]
+    assert bench.most_resident == 4
+
+
+def test_room_for_one_candidate_only_still_measures_all() -> None:
+    store = race(FakeBench(room=1), ListStore())
+    assert store.kinds() == dict.fromkeys(SEVEN)
+    assert all(len(found) == 1 for found in batches(store).values())
+
+
+def test_a_champion_that_finds_no_memory_again_stays_measured() -> None:
+    store = race(FakeBench(), ListStore(), candidates=(A, B))
+    race(FakeBench(room=0), store, candidates=(A, B, C))
+    assert store.kinds() == {A: None, B: None, C: FailureKind.OUT_OF_MEMORY}
+
+
+def test_a_champion_that_fails_its_second_check_is_a_failure() -> None:
+    store = race(FakeBench(), ListStore(), candidates=(A, B))
+    champion = min((A, B), key=lambda c: store.rows[c].samples[2].latency_us)
+    race(FakeBench({champion: MISMATCH}), store, candidates=(A, B, C))
+    assert store.rows[champion].outcome == MISMATCH
+    assert store.kinds()[C] is None
+    assert batches(store)[1] == {A, B, C} - {champion}
+
+
+def test_nobody_new_to_time_means_no_rounds_for_the_champion() -> None:
+    store = race(FakeBench(), ListStore(), candidates=(A, B))
+    bench = FakeBench({C: MISMATCH})
+    race(bench, store, candidates=(A, B, C))
+    assert not bench.timed
+    assert store.kinds() == {A: None, B: None, C: FailureKind.MISMATCH}
+
+
+def test_a_settled_cell_is_not_entered() -> None:
+    store = race(FakeBench({B: MISMATCH}), ListStore())
+    bench = FakeBench()
+    race(bench, store)
+    assert (bench.entered, bench.prepared, bench.timed) == (0, [], [])
+
+
+def test_what_found_no_memory_is_tried_again_and_other_failures_are_not() -> None:
+    store = race(FakeBench({B: MISMATCH}, bytes_of={D: 5000}), ListStore(), room_for(20))
+    bench = FakeBench()
+    race(bench, store)
+    assert store.kinds() == {**dict.fromkeys(SEVEN), B: FailureKind.MISMATCH}
+    assert {c for c, _, _ in bench.timed} >= {D}
+    assert B not in bench.prepared
+
+
+SCENARIOS: dict[str, tuple[Callable[[], FakeBench], VramBudget]] = {
+    "one batch": (FakeBench, AMPLE),
+    "batches": (FakeBench, room_for(3)),
+    "failures": (lambda: FakeBench({B: MISMATCH}, {(D, 0, 0): [LAUNCH], (F, 0, 3): [LAUNCH]}), AMPLE),
+    "batches and failures": (
+        lambda: FakeBench({B: MISMATCH, G: LAUNCH}, {(C, 0, 2): [0.0, 0.0], (E, 1, 0): [LAUNCH]}),
+        room_for(3),
+    ),
+    "a champion that fails": (lambda: FakeBench(odd={(A, 1, 2): [LAUNCH]}), room_for(2)),
+}
+
+
+def stops_at(call: int) -> Callable[[], bool]:
+    calls = iter(range(10**6))
+    return lambda: next(calls) == call
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_race_stopped_anywhere_and_run_again_equals_one_that_was_not(name: str) -> None:
+    make, budget = SCENARIOS[name]
+    asked = iter(range(10**6))
+    uncut = make()
+    whole = race(uncut, ListStore(), budget, lambda: next(asked) < 0)
+    points = next(asked)
+    assert points >= 12
+    for point in range(points):
+        store, first, second = ListStore(), make(), make()
+        with pytest.raises(Stopped):
+            race(first, store, budget, stops_at(point))
+        assert first.resident == []
+        race(second, store, budget)
+        assert {c: t.samples for c, t in store.rows.items()} == {c: t.samples for c, t in whole.rows.items()}
+        assert store.kinds() == whole.kinds()
+        assert Counter(first.timed + second.timed) == Counter(uncut.timed)
+
+
+def test_the_scenario_of_a_failing_champion_is_one() -> None:
+    make, budget = SCENARIOS["a champion that fails"]
+    store = race(make(), ListStore(), budget)
+    assert store.rows[A].outcome == LAUNCH
+    assert A in batches(store)[0] & batches(store)[1]
+    assert set(store.kinds().values()) == {None, FailureKind.LAUNCH}
+
+
+@pytest.mark.parametrize("every", [1, 4, 11])
+def test_a_race_stopped_again_and_again_equals_one_that_was_not(every: int) -> None:
+    whole = race(FakeBench(), ListStore(), room_for(3))
+    store, runs = ListStore(), 0
+    while any(trial.outcome is None for trial in store.rows.values()) or len(store.rows) < len(SEVEN):
+        bench = FakeBench()
+        with suppress(Stopped):
+            race(bench, store, room_for(3), partial(has_timed, bench, every))
+        runs += 1
+    assert runs >= 3
+    assert store.rows == whole.rows
+
+
+def has_timed(bench: FakeBench, count: int) -> bool:
+    return len(bench.timed) >= count
+
+
+def test_a_kill_between_finished_trials_of_a_batch_measures_nothing_again() -> None:
+    whole = race(FakeBench(), ListStore(), room_for(3))
+    cut = ListStore()
+    race(FakeBench(), cut, room_for(3), candidates=(A, B, C))
+    for candidate in (B, C):  # as if the process had died after A's `finish_trial`
+        cut.rows[candidate] = replace(cut.rows[candidate], outcome=None)
+    bench = FakeBench()
+    race(bench, cut, room_for(3))
+    assert {c: t.samples for c, t in cut.rows.items()} == {c: t.samples for c, t in whole.rows.items()}
+    assert not [key for key in bench.timed if key[1] == 0]
+
+
+def test_a_smaller_budget_on_resuming_is_kept_and_nothing_is_dropped() -> None:
+    store = ListStore()
+    with pytest.raises(Stopped):
+        race(FakeBench(), store, AMPLE, stops_at(7 + 2))
+    bench = FakeBench()
+    race(bench, store, room_for(2))
+    assert bench.most_resident == 2
+    assert store.kinds() == dict.fromkeys(SEVEN)
+    assert all(len(taken) >= ROUNDS for taken in store.rounds().values())

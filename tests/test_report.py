@@ -1,0 +1,209 @@
+"""Reports are data: what they say is tested here, and that they fit a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from mhctune.autotuner import report
+from mhctune.autotuner.derive import Derived, derive
+from mhctune.autotuner.planner import forecast, plan_sweep
+from mhctune.autotuner.records import (
+    Cell,
+    Failure,
+    FailureKind,
+    Footprint,
+    Measurement,
+    Sample,
+    SweepState,
+    Trial,
+)
+from mhctune.autotuner.report import Sheet
+from mhctune.autotuner.store import SweepRecord
+from mhctune.configs.loader import load_gpu
+from mhctune.kernels.dispatch import DispatchTable
+from mhctune.kernels.seam import Problem
+from mhctune.kernels.space import Candidate
+
+PROBLEM = Problem(hidden_size=5120)
+CONFIG = {"tile_n": 24, "n_splits": 5, "block_h": 256, "block_m": 8}
+FUSED, UNFUSED = Candidate.of("fused", CONFIG), Candidate.of("unfused", CONFIG)
+FAILED = Candidate.of("unfused", {**CONFIG, "tile_n": 12})
+SPACE = {
+    "fused": {name: [value] for name, value in CONFIG.items()},
+    "unfused": {**{name: [value] for name, value in CONFIG.items()}, "tile_n": [24, 12]},
+}
+WRONG = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
+
+
+def trials() -> list[Trial]:
+    found = []
+    for count, latencies in {1: (10.0, 12.5), 4: (20.0, 20.1), 16: (1234.5, 617.25)}.items():
+        cell = Cell("post_pre_delayed", PROBLEM, count)
+        for candidate, latency in zip((FUSED, UNFUSED), latencies, strict=True):
+            samples = tuple(Sample(0, n, 0, 20, latency) for n in range(9))
+            found.append(Trial(cell, candidate, Footprint(1000, 200, 30), Measurement(samples), samples))
+        found.append(Trial(cell, FAILED, Footprint(1000, 200, 30), WRONG))
+    return found
+
+
+@pytest.fixture
+def record(make_sweep: Callable[..., SweepRecord]) -> SweepRecord:
+    return make_sweep(target="c", token_counts=(1, 4, 16), space=SPACE, problem=PROBLEM)
+
+
+@pytest.fixture
+def derived(record: SweepRecord) -> Derived:
+    return derive(record, 7, trials(), (FUSED, UNFUSED, FAILED), 0.05)
+
+
+def width(sheet: Sheet) -> int:
+    """Columns of a terminal that the sheet takes: two blanks between its columns, one at each edge."""
+    cells = [sheet.columns, *sheet.rows]
+    return sum(max(len(str(row[i])) for row in cells) + 2 for i in range(len(sheet.columns)))
+
+
+def test_the_bands_say_choice_regret_and_limit(derived: Derived) -> None:
+    sheet = report.bands_sheet(derived.table)
+    config = "block_h=256 block_m=8 n_splits=5 tile_n=24"
+    assert sheet.columns == ("tokens", "arm", "config", "regret", "limit")
+    assert sheet.rows == (
+        ("1-4", "fused", config, "0.0 %", "0.0 %"),
+        ("5-16", "unfused", config, "0.0 %", "0.0 %"),
+    )
+
+
+def test_a_regret_within_the_bound_is_shown(record: SweepRecord) -> None:
+    derived = derive(record, 7, trials(), (FUSED, UNFUSED, FAILED), 0.25)
+    assert [row[3:] for row in report.bands_sheet(derived.table).rows] == [("25.0 %", "25.0 %")]
+
+
+def test_a_band_of_one_count_is_one_number(record: SweepRecord) -> None:
+    derived = derive(
+        record, 7, [t for t in trials() if t.cell.num_tokens == 1], (FUSED, UNFUSED, FAILED), 0.05
+    )
+    assert report.bands_sheet(derived.table).rows[0][0] == "1"
+
+
+def test_the_notes_of_the_bands_name_default_cost_device_and_table(derived: Derived) -> None:
+    default, cost, origin = report.bands_sheet(derived.table).notes
+    assert default == f"above 16: {UNFUSED} (default)"
+    assert cost.startswith("2 bands, 4 compiled kernels")
+    assert cost.endswith("mean 0.0 %, upper limit 0.0 % (bound 5.0 %)")
+    assert origin == f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}"
+
+
+def test_a_table_without_evidence_is_shown_too(make_table: Callable[..., DispatchTable]) -> None:
+    sheet = report.bands_sheet(make_table(evidence={}))
+    assert [row[:2] for row in sheet.rows] == [("1", "fused"), ("2-17", "unfused"), ("18-64", "fused")]
+    assert len(sheet.notes) == 2
+
+
+def test_the_arms_stand_side_by_side_with_what_is_served(derived: Derived) -> None:
+    sheet = report.arms_sheet(derived)
+    assert sheet.columns == ("tokens", "best fused", "best unfused", "served", "served arm", "tied")
+    assert sheet.rows == (
+        (1, 10.0, 12.5, 10.0, "fused", 1), (4, 20.0, 20.1, 20.0, "fused", 1),
+        (16, 1234.5, 617.2, 617.2, "unfused", 1),
+    )  # fmt: skip
+
+
+def test_an_arm_that_was_not_measured_somewhere_is_a_dash(record: SweepRecord) -> None:
+    cut = [t for t in trials() if (t.cell.num_tokens, t.candidate) != (4, UNFUSED)]
+    cell = Cell("post_pre_delayed", PROBLEM, 4)
+    derived = derive(
+        record, 7, [*cut, Trial(cell, UNFUSED, Footprint(1, 1, 1), WRONG)], (FUSED, UNFUSED, FAILED), 0.05
+    )
+    assert report.arms_sheet(derived).rows[1][:3] == (4, 20.0, "-")
+
+
+def test_an_explanation_shows_candidates_bytes_and_failures(derived: Derived) -> None:
+    sheet = report.explain(derived, trials(), 4).sheet(limit=1)
+    assert sheet.title == f"4 tokens: {FUSED}, exact, for 1 to 4"
+    assert sheet.rows == (
+        ("fused", "block_h=256 block_m=8 n_splits=5 tile_n=24", 20.0, "0.0 %", "0.0 %", "0.0 %"),
+    )
+    assert sheet.notes == (
+        "2 candidates measured at 4 tokens, 1 tied with the best (lower limit not above 0)",
+        "bytes of the choice: inputs 1,000, outputs 200, scratch 30, graph 0",
+        f"failed: {FAILED}: mismatch: layer_input: 3 elements not written",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "measured_at", "arm"),
+    [(1, 1, "fused"), (2, 4, "fused"), (5, 16, "unfused"), (99, 16, "unfused")],
+)
+def test_the_next_measured_count_speaks_for_one_between_and_the_last_for_all_above(
+    derived: Derived, tokens: int, measured_at: int, arm: str
+) -> None:
+    why = report.explain(derived, trials(), tokens)
+    assert (why.measured_at, why.answer.choice.arm) == (measured_at, arm)
+    assert why.footprint == Footprint(1000, 200, 30)
+
+
+def test_an_explanation_is_json_with_regrets_and_failures(derived: Derived) -> None:
+    data = json.loads(json.dumps(report.explain(derived, trials(), 1).to_dict(limit=5)))
+    assert data["choice"] == str(FUSED)
+    assert data["bytes"]["output_bytes"] == 200
+    assert [(c["candidate"], c["tied"]) for c in data["candidates"]] == [
+        (str(FUSED), True),
+        (str(UNFUSED), False),
+    ]
+    assert data["candidates"][1]["point"] == pytest.approx(0.25)
+    assert data["failures"] == [{"candidate": str(FAILED), "kind": "mismatch", "detail": WRONG.detail}]
+
+
+def test_sweeps_show_how_far_they_have_come(record: SweepRecord) -> None:
+    started = datetime(2026, 11, 29, 13, 5, tzinfo=UTC)
+    kinds = {FailureKind.MISMATCH: 2, FailureKind.COMPILE: 1}
+    line = report.SweepLine(3, SweepState.INTERRUPTED, started, record, 4, kinds)
+    sheet = report.sweeps_sheet([line], "mhctune.db")
+    assert sheet.rows == ((3, "interrupted", "post_pre_delayed", 5120, "7/12", "2026-11-29 13:05"),)
+    assert sheet.notes == ("sweep 3: NVIDIA H200; 4 trials measured, 3 failed (mismatch 2, compile 1)",)
+    assert width(sheet) <= 80
+
+
+def test_no_sweep_yet_says_what_to_run() -> None:
+    assert report.sweeps_sheet([], "a.db").notes == ("none yet: run `mhctune sweep`",)
+
+
+def test_an_answer_is_a_line_for_people_and_a_dict_for_machines(derived: Derived) -> None:
+    table = derived.table
+    inside, above = table.lookup(4), table.lookup(17)
+    assert (
+        report.answer_text(table, inside)
+        == f"{FUSED}  tokens 1 to 4  status exact  table {table.digest[:12]}"
+    )
+    assert "tokens 17 to up  status out_of_range" in report.answer_text(table, above)
+    expected: dict[str, Any] = {"arm": "fused", "config": CONFIG, "first": 1, "last": 4, "status": "exact"}
+    assert report.answer_dict(table, inside) == {**expected, "table": table.digest}
+    assert report.answer_dict(table, above)["last"] is None
+
+
+def test_a_forecast_shows_kernels_bytes_and_seconds() -> None:
+    plan = plan_sweep(load_gpu("cpu"), "quick")
+    sheet = report.forecast_sheet(forecast(plan, 2, None))
+    assert [row[0] for row in sheet.rows] == ["fused", "unfused"]
+    text = " ".join(sheet.notes)
+    assert f"{len(plan.variants)} kernels to compile" in text
+    assert f"{plan.grid} trials" in text
+    assert "MiB" in text
+
+
+@pytest.mark.parametrize("make", [lambda d: report.bands_sheet(d.table), report.arms_sheet])
+def test_the_tables_of_a_sweep_fit_eighty_columns(derived: Derived, make: Callable[[Derived], Sheet]) -> None:
+    assert width(make(derived)) <= 80
+
+
+def test_rows_are_dicts_by_column() -> None:
+    assert Sheet("t", ("a", "b"), ((1, "x"),)).to_dicts() == [{"a": 1, "b": "x"}]
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 bands"), (1, "1 band"), (2, "2 bands")])
+def test_a_count_agrees_with_its_noun(number: int, text: str) -> None:
+    assert report.counted(number, "band") == text

@@ -1,0 +1,335 @@
+"""Serving: which tables this process has, what a call launches, and what is compiled when."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mhctune.kernels import serving
+from mhctune.kernels.buffers import OutputBuffers
+from mhctune.kernels.compiler import Compiled, Compiler
+from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Status, TableError
+from mhctune.kernels.registry import seam as find_seam
+from mhctune.kernels.seam import Problem, Variant
+
+NAME = "post_pre_delayed"
+SEAM = find_seam(NAME)
+PROBLEM = Problem(768)
+ROOT = Path(__file__).resolve().parents[1]
+
+FUSED = Choice.of("fused", {"tile_n": 24, "n_splits": 1, "block_h": 64, "block_m": 4})
+UNFUSED = Choice.of("unfused", {"tile_n": 24, "n_splits": 2, "block_h": 64, "block_m": 8})
+DEFAULT = Choice.of("unfused", {"tile_n": 12, "n_splits": 2, "block_h": 128, "block_m": 2})
+
+
+@pytest.fixture
+def compiled(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Variant]]:
+    """Serving as in a fresh process; the list grows with each kernel that serving compiles."""
+    asked: list[Variant] = []
+
+    def compile_one(variant: Variant) -> Compiled:
+        asked.append(variant)
+        return compiler.get(variant)
+
+    for name in ("_tables", "_kernels", "_launches"):
+        monkeypatch.setattr(serving, name, {})
+    monkeypatch.setattr(serving, "compile_variant", compile_one)
+    yield asked
+
+
+@pytest.fixture
+def make(make_table: Callable[..., DispatchTable]) -> Callable[..., DispatchTable]:
+    """A table for the C backend: fused for 1 to 4 tokens, unfused to 16, another unfused above."""
+
+    def build(**changes: Any) -> DispatchTable:
+        values = {
+            "problem": PROBLEM.to_dict(),
+            "target": "c",
+            "bands": (Band(1, 4, FUSED), Band(5, 16, UNFUSED)),
+            "default": DEFAULT,
+        }
+        return make_table(**{**values, **changes})
+
+    return build
+
+
+Make = Callable[..., DispatchTable]
+
+
+def test_nothing_is_registered_at_import() -> None:
+    code = "from mhctune.kernels import ops, serving; print(serving.served(), serving._kernels)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"},
+    )  # fmt: skip
+    assert done.stdout.strip() == "() {}"
+
+
+def test_a_served_table_is_found_under_its_digest_until_it_is_withdrawn(
+    make: Make, compiled: list[Variant]
+) -> None:
+    table = make()
+    assert serving.served() == ()
+    digest = serving.serve(table)
+    assert digest == table.digest
+    assert serving.served() == (digest,)
+    assert serving.lookup(digest, NAME, PROBLEM, "c", 3) == table.lookup(3)
+    serving.withdraw(digest)
+    assert serving.served() == ()
+    with pytest.raises(serving.NotServed):
+        serving.lookup(digest, NAME, PROBLEM, "c", 3)
+
+
+def test_serving_a_table_twice_changes_nothing(make: Make, compiled: list[Variant]) -> None:
+    assert serving.serve(make()) == serving.serve(make())
+    assert len(serving.served()) == 1
+
+
+def test_several_tables_are_served_side_by_side(make: Make, compiled: list[Variant]) -> None:
+    one, other = serving.serve(make()), serving.serve(make(bands=(Band(1, 16, UNFUSED),)))
+    assert serving.served() == (one, other)
+    assert serving.lookup(one, NAME, PROBLEM, "c", 1).choice == FUSED
+    assert serving.lookup(other, NAME, PROBLEM, "c", 1).choice == UNFUSED
+
+
+def test_serving_compiles_nothing(make: Make, compiled: list[Variant]) -> None:
+    serving.lookup(serving.serve(make()), NAME, PROBLEM, "c", 3)
+    serving.lookup("", NAME, PROBLEM, "c", 3)
+    assert compiled == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda digest: serving.lookup(digest, NAME, PROBLEM, "c", 1),
+        lambda digest: serving.dispatch(digest, NAME, PROBLEM, "c", 1),
+        lambda digest: serving.scratch_numel(digest, NAME, PROBLEM, "c", 1),
+        serving.warm_up,
+        serving.withdraw,
+    ],
+    ids=["lookup", "dispatch", "scratch_numel", "warm_up", "withdraw"],
+)
+def test_an_unknown_digest_is_named_with_those_served(
+    call: Callable[[str], object], make: Make, compiled: list[Variant]
+) -> None:
+    with pytest.raises(LookupError, match=r"no table 'feedfeedfeed' is served here \(served: none\)"):
+        call("feedfeedfeedfeed")
+    digest = serving.serve(make())
+    with pytest.raises(serving.NotServed, match=rf"\(served: {digest[:12]}\); call serving.serve"):
+        call("feedfeedfeedfeed")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seam": "pots"}, "unknown seam 'pots'; known: post_pre_delayed"),
+        ({"target": "abacus"}, "has no arm 'fused' on target 'abacus'"),
+        ({"default": Choice.of("mega", {})}, "has no arm 'mega' on target 'c'; it has fused, unfused"),
+        ({"default": Choice.of("fused", {"tile_n": 24})}, "takes the tunables .* got .'tile_n'."),
+        (
+            {"bands": (Band(1, 4, Choice.of("fused", {**dict(FUSED.config), "tile_n": 7})),)},
+            "tile_n=7.* is illegal: 24 columns are not a multiple of tile_n 7",
+        ),
+        (
+            {"default": Choice.of("unfused", {**dict(UNFUSED.config), "n_splits": 5})},
+            "n_splits=5.* is illegal: hidden 768 is not a multiple of n_splits 5",
+        ),
+        ({"problem": {**PROBLEM.to_dict(), "hidden_size": 700}}, "hidden 700 is not a multiple"),
+        ({"problem": {**PROBLEM.to_dict(), "width": 3}}, "unknown problem fields .'width'."),
+        ({"problem": {"norm": True}}, "hidden_size"),
+        ({"problem": {**PROBLEM.to_dict(), "hc_mult": 2}}, "hc_mult 2 is not supported"),
+    ],
+    ids=str,
+)
+def test_an_illegal_table_is_refused_with_the_reason(
+    changes: dict[str, Any], message: str, make: Make, compiled: list[Variant]
+) -> None:
+    table = make(**changes)
+    with pytest.raises(TableError, match=rf"^table {table.digest[:12]}: .*{message}"):
+        serving.serve(table)
+    assert serving.served() == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"hidden_size": 1024}, "hidden_size 768, the call has 1024"),
+        ({"carried": False}, "carried True, the call has False"),
+        ({"norm": False}, "norm True, the call has False"),
+        ({"sinkhorn_iters": 10}, "sinkhorn_iters 20, the call has 10"),
+    ],
+    ids=str,
+)
+def test_a_table_for_another_problem_is_refused_by_the_lookup(
+    changes: dict[str, Any], name: str, make: Make, compiled: list[Variant]
+) -> None:
+    digest = serving.serve(make())
+    problem = Problem(**{**PROBLEM.to_dict(), **changes})
+    with pytest.raises(TableError, match=f"^table {digest[:12]} is for {name}; serve a table tuned for it"):
+        serving.lookup(digest, NAME, problem, "c", 3)
+
+
+def test_a_table_for_another_seam_or_target_is_refused_by_the_lookup(
+    make: Make, compiled: list[Variant]
+) -> None:
+    digest = serving.serve(make())
+    with pytest.raises(TableError, match="is for target 'c', the call has 'cuda'"):
+        serving.lookup(digest, NAME, PROBLEM, "cuda", 3)
+    with pytest.raises(TableError, match="is for seam 'post_pre_delayed', the call has 'pre'"):
+        serving.lookup(digest, "pre", PROBLEM, "c", 3)
+
+
+def test_a_table_that_leaves_out_usual_values_serves_the_usual_problem(
+    make: Make, compiled: list[Variant]
+) -> None:
+    digest = serving.serve(make(problem={"hidden_size": 768}))
+    assert serving.lookup(digest, NAME, PROBLEM, "c", 3).choice == FUSED
+    with pytest.raises(TableError, match="is for norm True, the call has False"):
+        serving.lookup(digest, NAME, Problem(768, norm=False), "c", 3)
+
+
+def test_eps_values_do_not_need_a_table_of_their_own(make: Make, compiled: list[Variant]) -> None:
+    digest = serving.serve(make())
+    assert serving.lookup(digest, NAME, Problem(768, rms_eps=1e-6), "c", 3).choice == FUSED
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "choice", "status"),
+    [
+        (1, FUSED, Status.EXACT),
+        (4, FUSED, Status.EXACT),
+        (5, UNFUSED, Status.EXACT),
+        (16, UNFUSED, Status.EXACT),
+        (17, DEFAULT, Status.OUT_OF_RANGE),
+        (40, DEFAULT, Status.OUT_OF_RANGE),
+    ],
+)
+def test_a_call_launches_the_choice_of_its_band_and_the_result_is_right(
+    num_tokens: int, choice: Choice, status: Status, make: Make, compiled: list[Variant], seed: int
+) -> None:
+    digest = serving.serve(make())
+    found = serving.dispatch(digest, NAME, PROBLEM, "c", num_tokens)
+    assert found.arm.name == choice.arm
+    assert found.answer.choice == choice
+    assert found.answer.status is status
+    assert compiled == list(found.arm.variants(PROBLEM, dict(choice.config)))
+    inputs = SEAM.inputs(PROBLEM, num_tokens, seed, "cpu")
+    buffers = OutputBuffers(found.arm.plan(PROBLEM, dict(choice.config), num_tokens), "cpu")
+    buffers.poison()
+    views = buffers.bind(num_tokens)
+    found.launch(inputs, views)
+    assert all(d.ok for d in SEAM.check(PROBLEM, inputs, views))
+
+
+@pytest.mark.parametrize("status", [Status.OTHER_DRIVER, Status.OTHER_SOURCE, Status.FOREIGN])
+def test_an_answer_carries_the_status_of_its_table(
+    status: Status, make: Make, compiled: list[Variant]
+) -> None:
+    digest = serving.serve(make(status=status))
+    assert serving.lookup(digest, NAME, PROBLEM, "c", 1).status is status
+    assert serving.lookup(digest, NAME, PROBLEM, "c", 17).status is Status.OUT_OF_RANGE
+
+
+def test_without_a_table_the_built_in_choice_is_served_and_says_so(compiled: list[Variant]) -> None:
+    for num_tokens in (1, 100, 10**9):
+        answer = serving.lookup("", NAME, PROBLEM, "c", num_tokens)
+        assert answer.status is Status.DEFAULT
+        assert answer.choice == Choice.of("unfused", SEAM.arm("c", "unfused").preferred)
+        assert (answer.first, answer.last) == (1, None)
+    assert serving.dispatch("", NAME, PROBLEM, "c", 7).arm.name == "unfused"
+
+
+def test_where_the_preferred_config_is_illegal_the_first_legal_one_is_built_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arm = SEAM.arm("c", "unfused")
+    monkeypatch.setattr(type(arm), "preferred", {**arm.preferred, "n_splits": 7})
+    first = arm.space(PROBLEM).candidates()[0]
+    assert serving.builtin(NAME, PROBLEM, "c") == Choice.of("unfused", first.config)
+    assert serving.builtin(NAME, Problem(1792), "c") == Choice.of("unfused", arm.preferred)
+    with pytest.raises(ValueError, match="arm unfused has no legal config for hidden 320"):
+        serving.builtin(NAME, Problem(320), "c")
+
+
+def test_warming_up_compiles_exactly_the_tables_variants_and_nothing_compiles_after(
+    make: Make, compiled: list[Variant]
+) -> None:
+    table = make()
+    digest = serving.serve(table)
+    wanted = {
+        variant
+        for choice in table.choices
+        for variant in SEAM.arm("c", choice.arm).variants(PROBLEM, dict(choice.config))
+    }
+    assert serving.warm_up(digest) == len(wanted)
+    assert len(compiled) == len(wanted)
+    assert set(compiled) == wanted
+    for num_tokens in range(1, 40):
+        serving.dispatch(digest, NAME, PROBLEM, "c", num_tokens)
+    serving.dispatch(digest, NAME, Problem(768, rms_eps=1e-6, post_mult=1.5), "c", 3)
+    assert serving.warm_up(digest) == 0
+    assert len(compiled) == len(wanted)
+
+
+def test_a_dispatch_compiles_on_first_use_only(make: Make, compiled: list[Variant]) -> None:
+    digest = serving.serve(make())
+    first = serving.dispatch(digest, NAME, PROBLEM, "c", 2)
+    assert len(compiled) == 2
+    again = serving.dispatch(digest, NAME, PROBLEM, "c", 3)
+    assert again.launch is first.launch
+    assert len(compiled) == 2
+    serving.dispatch(digest, NAME, PROBLEM, "c", 5)
+    assert len(compiled) == 4, "the epilogue is shared"
+
+
+def test_scratch_is_sized_for_every_choice_up_to_the_largest_token_count(
+    make: Make, compiled: list[Variant]
+) -> None:
+    table = make()
+    digest = serving.serve(table)
+    largest = 33
+    numel = serving.scratch_numel(digest, NAME, PROBLEM, "c", largest)
+    for num_tokens in range(1, largest + 1):
+        choice = table.lookup(num_tokens).choice
+        arm = SEAM.arm("c", choice.arm)
+        assert arm.scratch_numel(PROBLEM, dict(choice.config), num_tokens) <= numel
+    built_in = SEAM.arm("c", "unfused")
+    expected = built_in.scratch_numel(PROBLEM, dict(built_in.preferred), largest)
+    assert serving.scratch_numel("", NAME, PROBLEM, "c", largest) == expected
+
+
+def test_each_choice_is_launched_with_its_own_kernels(
+    make: Make, compiled: list[Variant], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Counts launches: fused two, unfused three."""
+    launched: list[str] = []
+    compile_one = serving.compile_variant
+
+    def counting(variant: Variant) -> Compiled:
+        kernel = compile_one(variant)
+
+        def run(*args: torch.Tensor) -> None:
+            launched.append(variant.kernel)
+            kernel.run(*args)
+
+        return Compiled(run, kernel.code_hash)
+
+    monkeypatch.setattr(serving, "compile_variant", counting)
+    digest = serving.serve(make())
+    for num_tokens, kernels in (
+        (4, ["post_pre", "epilogue"]), (5, ["post", "projection", "epilogue"]),
+        (17, ["post", "projection", "epilogue"]),
+    ):  # fmt: skip
+        launched.clear()
+        found = serving.dispatch(digest, NAME, PROBLEM, "c", num_tokens)
+        config = dict(found.answer.choice.config)
+        buffers = OutputBuffers(found.arm.plan(PROBLEM, config, num_tokens), "cpu").bind(num_tokens)
+        found.launch(SEAM.inputs(PROBLEM, num_tokens, seed, "cpu"), buffers)
+        assert launched == kernels
