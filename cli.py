@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -24,10 +24,12 @@ from typer import Argument, Option
 
 from mhctune.autotuner import report
 from mhctune.autotuner.bands import NoBands
+from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
+from mhctune.autotuner.check import Check, elsewhere, remeasure
 from mhctune.autotuner.derive import Derived
-from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, known_seam, plan_sweep, target_of
-from mhctune.autotuner.probe import detect, doctor_rows, fingerprint
+from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, plan_sweep, target_of
+from mhctune.autotuner.probe import detect
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.stats import TooFewSamples
@@ -35,10 +37,13 @@ from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, requ
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.db import schema
+from mhctune.db.checks import check_tables
 from mhctune.db.derivation import chosen_sweep, derive_stored
 from mhctune.db.engine import DatabaseError
-from mhctune.db.export import FORMATS, ExportError, export
+from mhctune.db.export import FORMATS, ExportError, export, formats_of
+from mhctune.db.here import load_here
 from mhctune.db.repository import Repository
+from mhctune.db.status import read_back, sweep_lines
 from mhctune.db.tables import load_table
 from mhctune.kernels.dispatch import TableError
 from mhctune.kernels.space import Candidate
@@ -92,6 +97,9 @@ Limit = Annotated[int, Option("--limit", min=1, help="Candidates to show.")]
 Formats = Annotated[str, Option("--format", help=f"Formats, comma separated: {', '.join(FORMATS)}.")]
 Folder = Annotated[Path, Option("-o", "--output", help="Folder to write into.")]
 Force = Annotated[bool, Option("--force", help="Overwrite files that mhctune did not write.")]
+Exported = Annotated[Path | None, Option("--table", help="Exported .json to compare with the database.")]
+Tolerance = Annotated[float, Option("--tolerance", min=0.0, help="Slower than this is regressed: 0.1 is 10 %.")]
+NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also where the device is here.")]
 # fmt: on
 
 
@@ -203,25 +211,17 @@ def sweep(
     db: Db = DB, new: New = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure every candidate of every cell, then derive the bands; stopped, the same command resumes it."""
-    from mhctune.autotuner.bench import HostBench
-    from mhctune.kernels.compiler import Compiler, quiet
-
-    quiet()
     device = detect()
     plan = plan_sweep(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
                       max_regret=max_regret, samples=samples)  # fmt: skip
     budget = VramBudget.parse(vram_budget, device.free_bytes)
-    compiler = Compiler()
-    bench = HostBench(plan.seam, compiler)
-    require_room(plan, bench, budget)
-    with Repository.open(db) as store, stop_on_signals() as came:
-        with redirect_stdout(sys.stderr), progress_bar(not as_json) as progress:  # TileLang may print
-            bar, stop = Bar(progress), lambda: bool(came())
-            try:
-                result = Sweep(plan, store, bench, budget, compiler.compile_all, stop, bar).run(new=new)
-            finally:
-                compiler.close()
-        finish(store, db, plan, result, came(), as_json)
+    with open_bench(plan.seam.name, plan.target) as bench:
+        require_room(plan, bench, budget)
+        with Repository.open(db) as store, stop_on_signals() as came:
+            with progress_bar(not as_json) as progress:
+                bar, stop = Bar(progress), lambda: bool(came())
+                result = Sweep(plan, store, bench, budget, bench.compile_all, stop, bar).run(new=new)
+            finish(store, db, plan, result, came(), as_json)
 
 
 def finish(
@@ -281,22 +281,15 @@ def plan(
 def status(db: Db = DB, as_json: Json = False) -> None:
     """List the sweeps of a database: how far each has come and what failed."""
     with Repository.open(db, readonly=True) as store:
-        lines = []
-        for found in store.sweeps():
-            counts = store.counts(found.id)
-            lines.append(report.SweepLine(found.id, found.state, found.started_at, found.record,
-                                          counts.measured, counts.failures))  # fmt: skip
+        lines = sweep_lines(store)
     print_json([asdict(line) for line in lines]) if as_json else show(report.sweeps_sheet(lines, db))
 
 
 @app.command()
 def bands(
-    db: Db = DB,
-    sweep_id: SweepId = None,
-    max_regret: Regret = None,
-    save: Save = False,
+    db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None, save: Save = False,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Derive the bands of a sweep again, under another bound if you like, and show what they cost."""
     with Repository.open(db, readonly=not save) as store:
         derived = derive_stored(store, chosen_sweep(store, sweep_id), max_regret)
@@ -313,14 +306,10 @@ def lookup(
     as_measured: AsMeasured = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Say which arm and config is served for a token count, and how far the answer can be trusted."""
-    table = load_table(db, seam=seam, problem_digest=problem)
-    if not as_measured:
-        device = detect()
-        if device.target == table.target:
-            here = fingerprint(known_seam(table.seam), device.target)
-            table = load_table(db, here, seam=seam, problem_digest=problem)
-        else:
-            table = table.elsewhere()
+    if as_measured:
+        table = load_table(db, seam=seam, problem_digest=problem)
+    else:
+        table = load_here(db, detect(), seam=seam, problem_digest=problem)
     answer = table.lookup(num_tokens)
     print_json(report.answer_dict(table, answer)) if as_json else say(report.answer_text(table, answer))
 
@@ -344,25 +333,40 @@ def export_command(
     seam: TableSeam = None, problem: TableProblem = None, force: Force = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write the newest table as files to check in; the same table gives the same bytes."""
-    names = [name.strip() for name in formats.split(",")]
-    unknown = [name for name in names if name not in FORMATS]
-    if unknown:
-        raise ConfigError(f"unknown format {unknown[0]!r}; known: {', '.join(FORMATS)}")
-    table = load_table(db, seam=seam, problem_digest=problem)
+    names, table = formats_of(formats), load_table(db, seam=seam, problem_digest=problem)
     written = [str(export(table, name, folder, force=force)) for name in names]
     print_json(written) if as_json else say("\n".join(written))
 
 
 @app.command()
+def check(
+    db: Db = DB, table: Exported = None, tolerance: Tolerance = 0.1, no_measure: NoMeasure = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
+    with Repository.open(db, readonly=True) as store:
+        checked = check_tables(store, load_table(table) if table else None)
+    device, left_out = detect(), []
+    findings = [finding for each in checked for finding in each.findings]
+    for each in checked:
+        if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
+            left_out.append(f"not measured again: {reason}")
+            continue
+        with open_bench(each.table.seam, each.table.target) as bench, progress_bar(not as_json) as progress:
+            findings += remeasure(each.table, bench, bench.compile_all, tolerance, Bar(progress))
+    done = Check(findings, left_out)
+    if as_json:
+        print_json(done.to_dict())
+    for sheet in () if as_json else report.check_sheets(done):
+        show(sheet)
+    raise SystemExit(done.exit_code)
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """Show the device, the toolchain, the arms on it and what is missing."""
-    device = detect()
-    found = loader.recognise(device.gpu_name)
-    rows = [("target", found.name if found else f"none is written for {device.name}"), *doctor_rows(device)]
-    known: dict[str, loader.Kind] = {"known targets": "gpu", "known models": "model", "known sweeps": "sweep"}
-    rows += [(what, ", ".join(loader.names(kind))) for what, kind in known.items()]
-    sheet = Sheet("doctor", ("what", "found"), tuple(rows))
-    print_json(dict(rows)) if as_json else show(sheet)
+    sheet = report.doctor_sheet(detect())
+    print_json({what: found for what, found in sheet.rows}) if as_json else show(sheet)
 
 
 @db_app.command("upgrade")
@@ -375,10 +379,7 @@ def db_upgrade(db: Db = DB) -> None:
 def db_verify(db: Db = DB) -> None:
     """Read everything back: schema, sweeps, trials and tables."""
     with Repository.open(db, readonly=True) as store:
-        sweeps, tables = store.sweeps(), store.tables()
-        trials = sum(len(store.trials(found.id)) for found in sweeps)
-    held = [(len(sweeps), "sweep"), (trials, "trial"), (len(tables), "table")]
-    say(f"{db}: schema {schema.head()}, {', '.join(report.counted(*each) for each in held)}: intact")
+        say(f"{db}: schema {schema.head()}, {read_back(store)}: intact")
 
 
 _CODES: tuple[tuple[type[Exception], int], ...] = (

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mhctune.autotuner.cover import VariantCover
+from mhctune.autotuner.words import counted
 from mhctune.kernels.space import Candidate
 
 # Regrets are added as integers of 1e-12, far below any timer: a float sum would depend on the order of its
@@ -96,13 +97,14 @@ class BandDeriver:
 
     def _feasible(self, place: int, token_count: int, options: Sequence[Option]) -> list[int]:
         uppers = {g: upper for g, option in enumerate(options) if (upper := option.upper[place]) is not None}
+        where = counted(token_count, "token")
         if not uppers:
-            raise NoBands(f"nothing was measured at {token_count} tokens; sweep it or leave it out")
+            raise NoBands(f"nothing was measured at {where}; sweep it or leave it out")
         within = [g for g, upper in uppers.items() if upper <= self._max_regret]
         if not within:
             g = min(uppers, key=lambda g: uppers[g])
             raise NoBands(
-                f"no option is within {self._max_regret:.2%} at {token_count} tokens: the smallest upper "
+                f"no option is within {self._max_regret:.2%} at {where}: the smallest upper "
                 f"limit is {uppers[g]:.2%}, of {options[g].candidate}. Measure more rounds or raise the "
                 "bound."
             )

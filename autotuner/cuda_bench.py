@@ -10,14 +10,12 @@ import torch
 
 from mhctune.autotuner.bench import raised, verdict
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, overhead_us
+from mhctune.autotuner.protocol import UNROLL
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
 from mhctune.kernels.compiler import CompileError, Compiler
 from mhctune.kernels.seam import Seam
 from mhctune.kernels.space import Candidate
-
-UNROLL = 20
-"""Launches in a graph: a replay costs about 3 us by itself, which is subtracted, and an event half a one."""
 
 
 @dataclass
@@ -72,6 +70,8 @@ class CudaBench:
         self._seam, self._compiler = seam, compiler
         self._device = torch.device("cuda", device)
         torch.cuda.set_device(self._device)
+        # Kept open: torch holds 1,024 live bytes of random state while any graph exists, which would count
+        # against the first candidate.
         self._empty = empty_graph()
         self._overhead: dict[int, float] = {}
         self._residents: dict[Candidate, _Resident] = {}

@@ -12,6 +12,7 @@ from mhctune.autotuner.records import Failure, Measurement, Trial
 from mhctune.autotuner.stats import RegretInterval, TooFewSamples, paired_ratios, pairs_needed, regret
 from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.sweep import unmeasured
+from mhctune.autotuner.words import counted
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Seam
@@ -63,8 +64,8 @@ def standings(trials: Sequence[Trial]) -> list[Standing]:
             stray = next(candidate for candidate in order if candidate not in placed)
             raise TooFewSamples(
                 f"{stray} and the best, {best}, share fewer than {pairs_needed(CONFIDENCE)} rounds at "
-                f"{trials[0].cell.num_tokens} tokens, and no third candidate links them. Give the sweep a "
-                "larger --vram-budget, or more --samples."
+                f"{counted(trials[0].cell.num_tokens, 'token')}, and no third candidate links them. "
+                "Give the sweep a larger --vram-budget, or more --samples."
             )
     return [Standing(c, measured[c].latency_us, placed[c]) for c in order]
 

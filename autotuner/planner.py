@@ -151,7 +151,7 @@ def plan_sweep(
         target=gpu.target,
         token_counts=config.token_counts if tokens is None else parse_token_counts(tokens),
         spaces=spaces_of(found, gpu.target, problem, limits),
-        protocol=Protocol(samples or config.samples),
+        protocol=Protocol.of(gpu.target, samples or config.samples),
         fingerprint=fingerprint(found, gpu.target) if here else _described(gpu),
         max_regret=config.max_regret if max_regret is None else max_regret,
     )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import json
 import os
 import platform
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mhctune.autotuner.budget import size
+from mhctune.autotuner.nvidia import first_gpu, nvcc_version
 from mhctune.autotuner.protocol import PROTOCOL_VERSION
-from mhctune.kernels.compiler import C_FLAGS
+from mhctune.kernels.compiler import C_FLAGS, PASS_CONFIG, cuda_arch
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Seam
@@ -56,24 +60,38 @@ def gcc_version() -> str:
 
 
 def detect() -> Device:
-    """Return the first GPU that torch sees, else the processor."""
-    import torch
-
-    if torch.cuda.is_available():
-        return Device(torch.cuda.get_device_name(0), "cuda", torch.cuda.mem_get_info(0)[0])
+    """Return the first GPU, else the processor; makes no CUDA context."""
+    gpu = first_gpu()
+    if gpu is not None:
+        return Device(gpu.name, "cuda", gpu.free_bytes)
     return Device(cpu_name(), "c", free_host_bytes())
+
+
+def optional_arms(device: Device) -> list[tuple[str, str]]:
+    """Return the arms that need another project, and whether they could run here."""
+    if importlib.util.find_spec("deep_gemm") is None:
+        reason = "absent: deep_gemm is not installed"
+    elif device.target != "cuda":
+        reason = "absent: needs an NVIDIA GPU"
+    else:
+        reason = "absent: deep_gemm is installed, but this version has no arm for it"
+    return [("unfused (DeepGEMM projection)", reason), ("mega (DeepGEMM mega_mhc)", reason)]
 
 
 def doctor_rows(device: Device) -> list[tuple[str, str]]:
     """Return what a person needs to know of this machine, as (what, found)."""
+    gpu = first_gpu()
     rows = [
         ("device", device.name),
+        ("driver", gpu.driver if gpu else "no NVIDIA driver or GPU"),
         ("free memory", size(device.free_bytes)),
         ("cores", str(os.cpu_count())),
         ("gcc", gcc_version()),
+        ("nvcc", nvcc_version()),
         ("torch", importlib.metadata.version("torch")),
         ("tilelang", importlib.metadata.version("tilelang")),
     ]
+    rows.extend((f"optional arm {name}", reason) for name, reason in optional_arms(device))
     for seam in SEAMS.values():
         arms = ", ".join(arm.name for arm in seam.arms(device.target))
         rows.append((f"arms of {seam.name}", arms or f"none on target {device.target}"))
@@ -83,22 +101,45 @@ def doctor_rows(device: Device) -> list[tuple[str, str]]:
 
 
 def fingerprint(seam: Seam, target: str) -> Fingerprint:
-    """Read the fingerprint of this machine for a seam's arms on a target."""
-    if target != "c":
-        raise ValueError(f"no probe for target {target!r}")
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Read the fingerprint of this machine for a seam's arms on a target.
+
+    Raises:
+        ValueError: there is no GPU here to read one of the target `cuda`, or the target is unknown.
+    """
+    common: dict[str, Any] = {
+        "torch": importlib.metadata.version("torch"),
+        "tilelang": importlib.metadata.version("tilelang"),
+        "protocol": PROTOCOL_VERSION,
+        "source_hash": seam.source_hash(target),
+    }
+    if target == "c":
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Fingerprint(
+            gpu_name=cpu_name(),
+            sm_count=os.cpu_count() or 1,
+            memory_gib=round(pages / 2**30),
+            mig="",
+            driver=f"{platform.system()} {platform.release()}",
+            cuda="",
+            compiler=gcc_version(),
+            pass_config="{}",
+            compile_flags=" ".join(C_FLAGS),
+            **common,
+        )
+    gpu = first_gpu()
+    if target != "cuda" or gpu is None:
+        raise ValueError(f"no device of target {target!r} to read a fingerprint of")
+    import torch
+
     return Fingerprint(
-        gpu_name=cpu_name(),
-        sm_count=os.cpu_count() or 1,
-        memory_gib=round(pages / 2**30),
-        mig="",
-        driver=f"{platform.system()} {platform.release()}",
-        cuda="",
-        compiler=gcc_version(),
-        torch=importlib.metadata.version("torch"),
-        tilelang=importlib.metadata.version("tilelang"),
-        pass_config="{}",
-        compile_flags=" ".join(C_FLAGS),
-        protocol=PROTOCOL_VERSION,
-        source_hash=seam.source_hash(target),
+        gpu_name=gpu.name,
+        sm_count=torch.cuda.get_device_properties(0).multi_processor_count,
+        memory_gib=round(gpu.memory_bytes / 2**30),
+        mig=gpu.mig,
+        driver=gpu.driver,
+        cuda=torch.version.cuda or "",
+        compiler=nvcc_version(),
+        pass_config=json.dumps(PASS_CONFIG, sort_keys=True, separators=(",", ":")),
+        compile_flags=f"arch={cuda_arch()}",
+        **common,
     )

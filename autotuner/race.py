@@ -48,6 +48,16 @@ class _Runner:
         return max((batch for batch, _ in self.samples), default=-1)
 
 
+def sampled(bench: Bench, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+    """Return a plausible time of one sample; an implausible one is taken once more before it is a failure."""
+    latency: float | Failure = 0.0
+    for _ in range(2):
+        latency = bench.sample(candidate, batch, round, launches)
+        if isinstance(latency, Failure) or (math.isfinite(latency) and latency > 0):
+            return latency
+    return Failure(FailureKind.IMPLAUSIBLE, f"{latency} us per launch, twice in a row")
+
+
 class Race:
     """Races the candidates of one cell and tells the store after every round.
 
@@ -175,7 +185,7 @@ class Race:
             for runner in runners if round % 2 == 0 else runners[::-1]:
                 if runner.failed or (batch, round) in runner.samples:
                     continue
-                latency = self._sample(runner, batch, round, launches)
+                latency = sampled(self._bench, runner.candidate, batch, round, launches)
                 if isinstance(latency, Failure):
                     self._fail(runner, latency)
                     continue
@@ -197,14 +207,6 @@ class Race:
         begun = {s.launches for r in runners for s in r.samples.values() if s.batch == batch}
         fastest = min((latency for latency in rough if latency > 0), default=1.0)
         return max(begun, default=self._protocol.launches(fastest))
-
-    def _sample(self, runner: _Runner, batch: int, round: int, launches: int) -> float | Failure:
-        latency: float | Failure = 0.0
-        for _ in range(2):  # an implausible time is measured once more before it is a failure
-            latency = self._bench.sample(runner.candidate, batch, round, launches)
-            if isinstance(latency, Failure) or (math.isfinite(latency) and latency > 0):
-                return latency
-        return Failure(FailureKind.IMPLAUSIBLE, f"{latency} us per launch, twice in a row")
 
     def _finish(self, runner: _Runner) -> None:
         self._bench.release(runner.candidate)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from mhctune.autotuner.budget import size
+from mhctune.autotuner.check import Check
 from mhctune.autotuner.derive import Derived, Standing
 from mhctune.autotuner.planner import Forecast
+from mhctune.autotuner.probe import Device, doctor_rows
 from mhctune.autotuner.records import Failure, FailureKind, Footprint, SweepState, Trial
 from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.words import counted, percent
+from mhctune.configs.loader import Kind, names, recognise
 from mhctune.kernels.dispatch import Answer, DispatchTable
 from mhctune.kernels.space import Candidate
 
@@ -28,16 +32,6 @@ class Sheet:
     def to_dicts(self) -> list[dict[str, str | int | float]]:
         """Return the rows by column name."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
-
-def percent(share: float) -> str:
-    """Return a share as a percentage with one decimal."""
-    return f"{share * 100:.1f} %"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it needs one."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def outcomes(measured: int, failures: Mapping[FailureKind, int]) -> str:
@@ -243,3 +237,23 @@ def forecast_sheet(forecast: Forecast) -> Sheet:
         f"about {forecast.compile_s:.0f} s to start and compile, {forecast.race_s:.0f} s to check and race",
     )
     return Sheet("plan", ("arm", "points", "legal candidates", "kernels"), rows, notes)
+
+
+def doctor_sheet(device: Device) -> Sheet:
+    """Show the device, the toolchain, the arms on it and what is known."""
+    found = recognise(device.gpu_name)
+    target = found.name if found else f"none is written for {device.name}"
+    kinds: tuple[Kind, ...] = ("gpu", "model", "sweep")
+    known = [(f"known {'target' if kind == 'gpu' else kind}s", ", ".join(names(kind))) for kind in kinds]
+    return Sheet("doctor", ("what", "found"), (("target", target), *doctor_rows(device), *known))
+
+
+def check_sheets(checked: Check) -> list[Sheet]:
+    """Show what a check found, a sheet a table; the last one ends with the verdict."""
+    by_table: dict[str, list[tuple[str, str, str]]] = {}
+    for found in checked.findings:
+        by_table.setdefault(found.table, []).append((found.what, found.verdict.value, found.sentence))
+    columns = ("compared", "verdict", "found")
+    sheets = [Sheet(f"check of {table}", columns, tuple(rows)) for table, rows in by_table.items()]
+    last = sheets.pop() if sheets else Sheet("check", columns, ())
+    return [*sheets, replace(last, notes=checked.notes)]

@@ -14,6 +14,7 @@ from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.race import Race, Stopped
 from mhctune.autotuner.records import UNMEASURED, Cell, Failure, Measurement, SweepState, Trial
 from mhctune.autotuner.store import Store, SweepRecord
+from mhctune.autotuner.words import counted
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.seam import Problem, Seam, Variant
 from mhctune.kernels.space import Candidate, SearchSpace
@@ -181,7 +182,8 @@ def require_room(plan: SweepPlan, bench: Bench, budget: VramBudget) -> None:
     bench.leave()
     if not any(budget.fits(input_bytes, [footprint]) for footprint in footprints):
         least = min(footprints, key=lambda f: f.forecast_bytes)
-        raise BudgetError(f"at {smallest.num_tokens} tokens {budget.shortfall(input_bytes, least)}")
+        where = counted(smallest.num_tokens, "token")
+        raise BudgetError(f"at {where} {budget.shortfall(input_bytes, least)}")
 
 
 def unmeasured(
@@ -198,7 +200,7 @@ def unmeasured(
         absent = len(candidates) - sum(t.outcome is not None for t in found)
         if measured == 0 or skipped or absent > 0:
             missing[count] = (
-                f"{count} tokens: {measured} of {len(candidates)} candidates measured, "
+                f"{counted(count, 'token')}: {measured} of {len(candidates)} candidates measured, "
                 f"{len(skipped)} found no memory, {absent} not run"
             )
     return missing

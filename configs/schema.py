@@ -16,7 +16,7 @@ Eps = Annotated[float, Field(ge=1.2e-38, lt=1)]
 
 Target = Literal["c", "cuda"]
 
-Space = dict[Target, dict[str, dict[str, list[Positive]]]]
+Space = dict[Target, dict[str, dict[str, list[Annotated[int, Field(ge=0)]]]]]
 """Target → arm → tunable → the values that are tried."""
 
 

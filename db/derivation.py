@@ -28,18 +28,21 @@ def chosen_sweep(store: Repository, sweep_id: int | None = None) -> StoredSweep:
     return found
 
 
-def derive_stored(store: Repository, sweep: StoredSweep, max_regret: float | None = None) -> Derived:
+def derive_stored(
+    store: Repository, sweep: StoredSweep, max_regret: float | None = None, *, before: int | None = None
+) -> Derived:
     """Derive the bands of a stored sweep under a bound (default: the sweep's own).
 
     The incumbent is the newest table of the same seam, problem and target and the same fingerprint that an
-    earlier sweep gave.
+    earlier sweep gave; `before` leaves out the table of that id and all that were kept after it.
 
     Raises:
         NoBands: as `derive`.
     """
     record = sweep.record
     bound = record.bound if max_regret is None else max_regret
-    earlier = [t.table for t in store.tables() if t.sweep_id < sweep.id and _same(t.table, sweep)]
+    tables = [t for t in store.tables() if before is None or t.id < before]
+    earlier = [t.table for t in tables if t.sweep_id < sweep.id and _same(t.table, sweep)]
     incumbent = incumbent_for(record.fingerprint, earlier)
     return derive(record, sweep.id, store.trials(sweep.id), candidates_of(record), bound, incumbent)
 

@@ -65,6 +65,14 @@ class Place:
         """Whether opening it for writing would create a file."""
         return self.path is not None and not self.path.exists()
 
+    @property
+    def awaits_writing(self) -> bool:
+        """Whether only a writer can say what it holds: no file, or a journal to roll back."""
+        if self.path is None or self.is_new or self.path.stat().st_size == 0:
+            return True
+        journal = siblings(self.path)[2]
+        return journal.exists() and journal.stat().st_size > 0
+
     def require_readable(self) -> None:
         """Refuse a file that is missing or no SQLite database.
 

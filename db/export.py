@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mhctune.configs.errors import ConfigError
 from mhctune.db.export_python import MARKER, render_python
 from mhctune.db.rows import table_text
 from mhctune.db.tables import problem_key
@@ -52,6 +53,19 @@ def export(table: DispatchTable, format: str, folder: str | Path, force: bool = 
     except OSError as error:
         raise ExportError(f"{path}: cannot be written: {error.strerror}; choose another folder") from error
     return path
+
+
+def formats_of(text: str) -> tuple[str, ...]:
+    """Read a comma-separated list of formats.
+
+    Raises:
+        ConfigError: one is unknown.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown:
+        raise ConfigError(f"unknown format {unknown[0]!r}; known: {', '.join(FORMATS)}")
+    return names
 
 
 def file_stem(table: DispatchTable) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +54,7 @@ def upgrade(target: str | Path) -> str:
     """
     place = Place.of(target)
     place.require_writable()
+    _require_ours(place, _require_known)
     with _engine(place, readonly=False) as engine, engine.begin() as connection:
         if not _is_empty(connection):
             _require_known(_revision(connection, place), place)
@@ -75,6 +76,7 @@ def open_database(target: str | Path, *, readonly: bool = False) -> Engine:
         place.require_readable()
     else:
         place.require_writable()
+        _require_ours(place, _require_current)
     with _engine(place, readonly=readonly, keep=True) as engine, engine.begin() as connection:
         if not readonly and _is_empty(connection):
             _migrate(connection)
@@ -97,6 +99,15 @@ def _engine(place: Place, *, readonly: bool, keep: bool = False) -> Iterator[Eng
         raise
     if not keep:
         engine.dispose()
+
+
+def _require_ours(place: Place, require: Callable[[str, Place], None]) -> None:
+    """Refuse a file before it is opened for writing, which sets its journal: that is a change."""
+    if place.awaits_writing:
+        return
+    with _engine(place, readonly=True) as engine, engine.begin() as connection:
+        if not _is_empty(connection):
+            require(_revision(connection, place), place)
 
 
 def _is_empty(connection: Connection) -> bool:

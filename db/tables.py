@@ -72,10 +72,19 @@ def load_tables(
             best[key] = judged
     if not best:
         wanted = f"seam {seam or 'any'}, problem {problem_digest or 'any'}"
-        raise TableError(
-            f"{path}: holds no table of {wanted}; run `mhctune bands` on the database it came from"
-        )
+        raise TableError(f"{path}: holds no table of {wanted}; {_advice(Path(path))}")
     return tuple(best[key] for key in sorted(best))
+
+
+def _advice(path: Path) -> str:
+    if not is_sqlite(path):
+        return "export the one you want"
+    with closing(connect_readonly(path)) as connection:
+        (sweeps,) = connection.execute("SELECT count(*) FROM sweeps").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM dispatch_tables").fetchone()
+    if tables:
+        return "`mhctune status` lists the sweeps it holds"
+    return "run `mhctune bands --save`" if sweeps else "run `mhctune sweep`"
 
 
 def problem_key(table: DispatchTable) -> str:

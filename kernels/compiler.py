@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ def quiet() -> None:
 class CompileError(RuntimeError):
     """A variant that does not compile: which one, and what the compiler said."""
 
+
+# TileLang parses a kernel's source. CPython 3.11 counts the depth of its syntax trees in one place for all
+# threads, so that two at once end in "AST constructor recursion depth mismatch"; the interpreter's lock
+# lets only one work at a time anyway.
+_tracing = threading.Lock()
 
 KERNELS = {
     "c": ("post", "projection", "post_pre", "epilogue"),
@@ -85,7 +91,8 @@ def compile_variant(variant: Variant) -> Compiled:
     import tilelang
 
     try:
-        program = _factory(variant)(**dict(variant.params))
+        with _tracing:
+            program = _factory(variant)(**dict(variant.params))
         kernel = tilelang.compile(program, **_options(variant.target))
     except Exception as error:  # a compiler may raise anything; the trial records it
         raise CompileError(f"{variant}: {type(error).__name__}: {error}") from error

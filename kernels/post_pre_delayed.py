@@ -9,6 +9,7 @@ import torch
 from mhctune.kernels import reference
 from mhctune.kernels.arms import ARMS
 from mhctune.kernels.buffers import BufferSpec, stray_nans, unwritten
+from mhctune.kernels.post_pre_arm import output_specs
 from mhctune.kernels.seam import Arm, Deviation, Problem, Seam, Tensors
 
 COEFFICIENT_BOUND = 1e-5
@@ -77,14 +78,7 @@ class PostPreDelayed(Seam):
 
     def outputs(self, problem: Problem, max_tokens: int) -> tuple[BufferSpec, ...]:
         """Return the seam's outputs: new streams, next post, comb and pre mixes, and the layer input."""
-        hidden, n = problem.hidden_size, problem.hc_mult
-        return (
-            BufferSpec("residual_out", (max_tokens, n, hidden), "bfloat16"),
-            BufferSpec("next_post_mix", (max_tokens, n), "float32"),
-            BufferSpec("next_comb_mix", (max_tokens, n, n), "float32"),
-            BufferSpec("layer_input", (max_tokens, hidden), "bfloat16"),
-            BufferSpec("next_pre_mix", (max_tokens, n), "float32"),
-        )
+        return output_specs(problem, max_tokens)
 
     def check(self, problem: Problem, inputs: Tensors, outputs: Tensors) -> list[Deviation]:
         """Compare with the staged reference, stage by stage; every output is listed once."""

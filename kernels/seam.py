@@ -142,8 +142,9 @@ class Arm(ABC):
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
         """Yield what each program writes: the legality certificate.
 
-        A config is legal when these rectangles cover every element of every buffer exactly once; the
-        constraints are the closed form of that, and tests compare the two.
+        A legal config's rectangles cover every element of every buffer exactly once, and tests hold the
+        constraints to that. The constraints may refuse more: where a skipped slice of K is a partial sum
+        that nobody reads, as in the unfused arm, every element is written and the result is still wrong.
         """
 
     @abstractmethod

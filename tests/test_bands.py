@@ -198,7 +198,7 @@ def test_a_bound_that_is_none_is_refused(bound: float) -> None:
 def test_a_token_count_without_measurement_is_named() -> None:
     with pytest.raises(NoBands, match="nothing was measured at 8 tokens"):
         BandDeriver().derive([1, 8], [option(0, [0, None])])
-    with pytest.raises(NoBands, match="nothing was measured at 1 tokens"):
+    with pytest.raises(NoBands, match="nothing was measured at 1 token;"):
         BandDeriver().derive([1], [])
 
 

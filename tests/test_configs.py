@@ -235,7 +235,7 @@ SPACE = SWEEP + "[space.c.fused]\ntile_n = "
         (changed("[4, 1, 2]", "[]"), "token_counts: no token count given"),
         (changed("[4, 1, 2]", "4"), "token_counts is 4; it must be a valid tuple"),
         (SWEEP + 'model = "deepseek-v5"', "model: unknown model 'deepseek-v5'"),
-        (SPACE + "[0]", "space.c.fused.tile_n.0 is 0; it must be greater than 0"),
+        (SPACE + "[-1]", "space.c.fused.tile_n.0 is -1; it must be greater than or equal to 0"),
         (SPACE + "[]", "space: c.fused.tile_n is []; give at least one value, none twice"),
         (SPACE + "[2, 2]", "space: c.fused.tile_n is [2, 2]; give at least one value, none twice"),
         (SWEEP + "[space.rocm.fused]\ntile_n = [1]", "space.rocm is 'rocm'; it must be 'c' or 'cuda'"),

@@ -316,7 +316,7 @@ def test_a_candidate_that_was_not_run_leaves_its_count_out(fingerprint: Fingerpr
 
 
 def test_a_hole_at_the_smallest_count_leaves_no_bands(fingerprint: Fingerprint) -> None:
-    with pytest.raises(NoBands, match=r"sweep 3 has nothing to derive bands from: 1 tokens: 0 of 4"):
+    with pytest.raises(NoBands, match=r"sweep 3 has nothing to derive bands from: 1 token: 0 of 4"):
         derive(record(fingerprint), 3, grid({**CUT_OVER, 1: (WRONG,) * 4}), ALL, 0.05)
 
 

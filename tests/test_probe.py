@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
 from mhctune.autotuner import probe
+from mhctune.autotuner.nvidia import Gpu
 from mhctune.autotuner.protocol import PROTOCOL_VERSION
 from mhctune.kernels.compiler import C_FLAGS
 from mhctune.kernels.dispatch import Status
@@ -30,12 +32,27 @@ def test_a_machine_without_a_gpu_is_its_processor(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_machine_with_a_gpu_is_its_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: f"NVIDIA H200 number {index}")
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (13_200_000_000, 150_000_000_000))
+    gpu = Gpu("NVIDIA H200", 150_754_820_096, 13_200_000_000, "580.159.04", "")
+    monkeypatch.setattr("mhctune.autotuner.probe.first_gpu", lambda: gpu)
     device = probe.detect()
-    assert device == probe.Device("NVIDIA H200 number 0", "cuda", 13_200_000_000)
-    assert device.gpu_name == "NVIDIA H200 number 0"
+    assert device == probe.Device("NVIDIA H200", "cuda", 13_200_000_000)
+    assert device.gpu_name == "NVIDIA H200"
+
+
+def test_the_fingerprint_of_a_gpu_holds_driver_toolchain_and_pass_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = Gpu("NVIDIA H200", 150_754_820_096, 13_200_000_000, "580.159.04", "")
+    monkeypatch.setattr("mhctune.autotuner.probe.first_gpu", lambda: gpu)
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda index: SimpleNamespace(multi_processor_count=132)
+    )
+    found = probe.fingerprint(SEAM, "cuda")
+    assert (found.gpu_name, found.sm_count, found.memory_gib) == ("NVIDIA H200", 132, 140)
+    assert found.driver == "580.159.04"
+    assert "tl.disable_safe_memory_legalize" in found.pass_config
+    assert found.compile_flags == "arch=sm_90a"
+    assert found.source_hash == SEAM.source_hash("cuda") != SEAM.source_hash("c")
 
 
 def test_the_fingerprint_is_the_same_twice_and_holds_the_conditions() -> None:
@@ -74,7 +91,7 @@ def test_a_missing_compiler_is_absent_and_no_crash(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_target_without_a_probe_is_refused() -> None:
-    with pytest.raises(ValueError, match="no probe for target 'abacus'"):
+    with pytest.raises(ValueError, match="no device of target 'abacus' to read a fingerprint of"):
         probe.fingerprint(SEAM, "abacus")
 
 

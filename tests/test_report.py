@@ -202,8 +202,3 @@ def test_the_tables_of_a_sweep_fit_eighty_columns(derived: Derived, make: Callab
 
 def test_rows_are_dicts_by_column() -> None:
     assert Sheet("t", ("a", "b"), ((1, "x"),)).to_dicts() == [{"a": 1, "b": "x"}]
-
-
-@pytest.mark.parametrize(("number", "text"), [(0, "0 bands"), (1, "1 band"), (2, "2 bands")])
-def test_a_count_agrees_with_its_noun(number: int, text: str) -> None:
-    assert report.counted(number, "band") == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -162,3 +163,39 @@ def test_a_failed_creation_keeps_what_another_process_made_meanwhile(
     with pytest.raises(DatabaseError, match="disk I/O error"):
         open_database(database)
     assert tables_of(database) == {"theirs"}
+
+
+@pytest.mark.parametrize("write", [schema.upgrade, open_database])
+@pytest.mark.parametrize("whose", ["another program's", "a newer mhctune's"])
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_a_database_that_is_refused_keeps_every_byte(
+    database: Path, write: Callable[[Path], object], whose: str, mode: str
+) -> None:
+    if whose == "a newer mhctune's":
+        schema.upgrade(database)
+        set_revision(database, "9999")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE songs (title TEXT)")
+        connection.execute(f"PRAGMA journal_mode={mode}")
+    before = database.read_bytes()
+    with pytest.raises(DatabaseError, match=r"not mhctune's|newer than"):
+        write(database)
+    assert database.read_bytes() == before
+
+
+def test_a_journal_that_a_killed_writer_left_is_rolled_back(database: Path, tmp_path: Path) -> None:
+    schema.upgrade(database)
+    killed = tmp_path / "killed.db"
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+        connection.execute("PRAGMA cache_size=1")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("CREATE TABLE songs (title TEXT)")
+        connection.execute("INSERT INTO songs SELECT printf('%4000d', sqlite_version())")
+        connection.execute("INSERT INTO songs SELECT a.title FROM songs a, pragma_function_list LIMIT 200")
+        for suffix in ("", "-journal"):
+            shutil.copy(f"{database}{suffix}", f"{killed}{suffix}")
+    with pytest.raises(DatabaseError):
+        open_database(killed, readonly=True)
+    open_database(killed).dispose()
+    assert tables_of(killed) == {*Base.metadata.tables, VERSION_TABLE}

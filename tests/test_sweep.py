@@ -302,7 +302,7 @@ def test_a_cell_in_which_everything_failed_makes_the_sweep_incomplete(
     wrong = Failure(FailureKind.MISMATCH, "wrong")
     result = run(plan, repository, FakeBench(refused={(1, c): wrong for c in plan.candidates}))
     assert result.state is SweepState.INCOMPLETE
-    assert result.missing[0].startswith("1 tokens: 0 of 4 candidates measured")
+    assert result.missing[0].startswith("1 token: 0 of 4 candidates measured")
 
 
 class Notes(Watcher):
@@ -349,9 +349,7 @@ def test_a_watcher_hears_how_much_was_done_before(plan: SweepPlan, repository: R
 def test_a_budget_smaller_than_one_candidate_is_refused_with_the_numbers(plan: SweepPlan) -> None:
     with pytest.raises(BudgetError) as refused:
         require_room(plan, FakeBench(), VramBudget(109, 10**9))
-    assert str(refused.value).startswith(
-        "at 1 tokens inputs of 10 bytes and one buffer set of 100 bytes need"
-    )
+    assert str(refused.value).startswith("at 1 token inputs of 10 bytes and one buffer set of 100 bytes need")
     assert "the budget is 109 B" in str(refused.value)
 
 
@@ -375,12 +373,12 @@ def test_what_was_not_measured_is_counted_by_token_count(plan: SweepPlan) -> Non
 
     assert missing(*(trial(1, x, measured) for x in (a, b, c)), trial(1, d, wrong)) == []
     assert missing(*(trial(1, x, measured) for x in (a, b, c)), trial(1, d, no_memory)) == [
-        "1 tokens: 3 of 4 candidates measured, 1 found no memory, 0 not run"
+        "1 token: 3 of 4 candidates measured, 1 found no memory, 0 not run"
     ]
     assert missing(trial(1, a, measured), trial(1, b, None)) == [
-        "1 tokens: 1 of 4 candidates measured, 0 found no memory, 3 not run"
+        "1 token: 1 of 4 candidates measured, 0 found no memory, 3 not run"
     ]
-    assert missing() == ["1 tokens: 0 of 4 candidates measured, 0 found no memory, 4 not run"]
+    assert missing() == ["1 token: 0 of 4 candidates measured, 0 found no memory, 4 not run"]
     assert set(unmeasured((1, 4), plan.candidates, [])) == {1, 4}
 
 

@@ -144,8 +144,13 @@ def test_what_is_not_held_is_named(
             load_table(path, **wanted)
 
 
-def test_a_database_without_tables_is_named(repository: Repository, database: Path) -> None:
-    with pytest.raises(TableError, match="holds no table of seam any, problem any; run `mhctune bands`"):
+def test_a_database_without_tables_says_what_to_run(
+    repository: Repository, make_sweep: MakeSweep, database: Path
+) -> None:
+    with pytest.raises(TableError, match="holds no table of seam any, problem any; run `mhctune sweep`"):
+        load_table(database)
+    repository.begin(make_sweep())
+    with pytest.raises(TableError, match=r"holds no table of .*; run `mhctune bands --save`"):
         load_table(database)
 
 

@@ -7,12 +7,11 @@ from types import MappingProxyType
 
 import torch
 
-from mhctune.kernels.buffers import BufferSpec, Role
-from mhctune.kernels.c.bf16 import LANES
-from mhctune.kernels.seam import Arm, Launch, Problem, Region, Tensors, Variant
+from mhctune.kernels.c.lanes import LANES
+from mhctune.kernels.post_pre_arm import MIX_SIZE, PostPreArm
+from mhctune.kernels.seam import Launch, Problem, Region, Tensors, Variant
 from mhctune.kernels.space import Config, Constraint, SearchSpace, Tunable
 
-MIX_SIZE = 24
 _POST_BLOCK_H = 256
 """Block of the stand-alone post kernel; 256 and 1024 were equal within noise at T = 1 to 64 (hidden 5120)."""
 
@@ -46,29 +45,19 @@ def _constraints(hidden_size: int) -> tuple[Constraint, ...]:
     )  # fmt: skip
 
 
-class _PostPre(Arm):
-    """What both arms share: tunables, buffers and the epilogue."""
+class _PostPre(PostPreArm):
+    """What both arms share: tunables and the epilogue."""
 
     target = "c"
     preferred: Config = MappingProxyType({"tile_n": 24, "n_splits": 1, "block_h": 64, "block_m": 4})
-    _shared_sources = ("c/arms.py", "c/bf16.py", "c/post.py", "c/projection.py", "c/epilogue.py")
+    _shared_sources = (
+        "post_pre_arm.py", "c/arms.py", "c/bf16.py", "c/lanes.py", "c/post.py", "c/projection.py",
+        "c/epilogue.py",
+    )  # fmt: skip
 
     def space(self, problem: Problem) -> SearchSpace:
         """Return the legal configs for a problem."""
         return SearchSpace(self.name, _TUNABLES, _constraints(problem.hidden_size))
-
-    def plan(self, problem: Problem, config: Config, max_tokens: int) -> tuple[BufferSpec, ...]:
-        """Return outputs and the partial sums [n_splits, T, 24] and [n_splits, T]."""
-        hidden, splits = problem.hidden_size, config["n_splits"]
-        return (
-            BufferSpec("residual_out", (max_tokens, 4, hidden), "bfloat16"),
-            BufferSpec("next_post_mix", (max_tokens, 4), "float32"),
-            BufferSpec("next_comb_mix", (max_tokens, 4, 4), "float32"),
-            BufferSpec("layer_input", (max_tokens, hidden), "bfloat16"),
-            BufferSpec("next_pre_mix", (max_tokens, 4), "float32"),
-            BufferSpec("mul", (splits, max_tokens, MIX_SIZE), "float32", 1, Role.SCRATCH),
-            BufferSpec("sqrsum", (splits, max_tokens), "float32", 1, Role.SCRATCH),
-        )
 
     def _epilogue(self, problem: Problem) -> Variant:
         return Variant.of(
@@ -79,29 +68,8 @@ class _PostPre(Arm):
     def _tiled(self, kernel: str, problem: Problem, config: Config) -> Variant:
         return Variant.of(kernel, self.target, hidden_size=problem.hidden_size, **config)
 
-    def _partials(self, problem: Problem, config: Config, num_tokens: int, streams: bool) -> Iterator[Region]:
-        """Yield what the tiled kernel's programs write, by the same floor divisions as the kernel."""
-        split_h = problem.hidden_size // config["n_splits"]
-        block_h, block_m, tile_n = config["block_h"], config["block_m"], config["tile_n"]
-        for split in range(config["n_splits"]):
-            for tile in range(MIX_SIZE // tile_n):
-                for rows in range(-(-num_tokens // block_m)):
-                    tokens = (rows * block_m, min(num_tokens, (rows + 1) * block_m))
-                    columns = (tile * tile_n, (tile + 1) * tile_n)
-                    yield Region("mul", ((split, split + 1), tokens, columns))
-                    if tile == 0:
-                        yield Region("sqrsum", ((split, split + 1), tokens))
-                        for block in range(split_h // block_h if streams else 0):
-                            first = split * split_h + block * block_h
-                            yield Region("residual_out", (tokens, (0, 4), (first, first + block_h)))
-
-    def _epilogue_writes(self, problem: Problem, num_tokens: int) -> Iterator[Region]:
-        for token in range(num_tokens):
-            row = (token, token + 1)
-            yield Region("next_post_mix", (row, (0, 4)))
-            yield Region("next_comb_mix", (row, (0, 4), (0, 4)))
-            yield Region("layer_input", (row, (0, problem.hidden_size)))
-            yield Region("next_pre_mix", (row, (0, 4)))
+    def _tiles(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
+        return self._partials(config["n_splits"], config["block_m"], config["tile_n"], num_tokens)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,8 +98,13 @@ class Fused(_PostPre):
         return self._tiled("post_pre", problem, config), self._epilogue(problem)
 
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
-        """Yield what each program writes."""
-        yield from self._partials(problem, config, num_tokens, streams=True)
+        """Yield what each program writes, by the same floor divisions as the kernel."""
+        split_h, block_h = problem.hidden_size // config["n_splits"], config["block_h"]
+        for split in range(config["n_splits"]):
+            for block in range(split_h // block_h):
+                first = split * split_h + block * block_h
+                yield Region("residual_out", ((0, num_tokens), (0, 4), (first, first + block_h)))
+        yield from self._tiles(problem, config, num_tokens)
         yield from self._epilogue_writes(problem, num_tokens)
 
     def bind(self, problem: Problem, config: Config, kernels: Sequence[Callable[..., None]]) -> Launch:
@@ -165,7 +138,7 @@ class Unfused(_PostPre):
             for block in range(problem.hidden_size // _POST_BLOCK_H):
                 columns = (block * _POST_BLOCK_H, (block + 1) * _POST_BLOCK_H)
                 yield Region("residual_out", ((token, token + 1), (0, 4), columns))
-        yield from self._partials(problem, config, num_tokens, streams=False)
+        yield from self._tiles(problem, config, num_tokens)
         yield from self._epilogue_writes(problem, num_tokens)
 
     def space(self, problem: Problem) -> SearchSpace:

@@ -3,10 +3,6 @@
 import tilelang.language as T
 from tvm.tirx import PrimExpr
 
-# gcc keeps one accumulator per lane in a vector register; 16 fp32 lanes fill an AVX-512 register
-# and two AVX2 registers. The lanes are summed at the end in a fixed order.
-LANES = 16
-
 
 def widen(bits: PrimExpr) -> PrimExpr:
     """Return the float32 of a bfloat16 given by its bits (uint16); exact."""

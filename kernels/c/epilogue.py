@@ -3,7 +3,8 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.c.bf16 import LANES, fma, narrow, round_to_bf16, widen
+from mhctune.kernels.c.bf16 import fma, narrow, round_to_bf16, widen
+from mhctune.kernels.c.lanes import LANES
 
 
 def sigmoid(value):  # type: ignore[no-untyped-def]

@@ -3,7 +3,7 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.c.bf16 import LANES
+from mhctune.kernels.c.lanes import LANES
 from mhctune.kernels.c.post import mix_streams
 from mhctune.kernels.c.projection import add_dots, add_squares, clear, register_columns, store_partials
 

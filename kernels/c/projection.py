@@ -3,7 +3,8 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.c.bf16 import LANES, fma, widen
+from mhctune.kernels.c.bf16 import fma, widen
+from mhctune.kernels.c.lanes import LANES
 
 
 def register_columns(block_m: int, tile_n: int) -> int:

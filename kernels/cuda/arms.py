@@ -101,8 +101,11 @@ class Fused(_CudaArm):
     name = "fused"
     sources = (*_CudaArm._shared_sources, "cuda/post_pre.py")
     preferred: Config = MappingProxyType(
-        {"tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "epilogue_thr": 128}
-    )
+        {
+            "tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0,
+            "epilogue_thr": 128,
+        }
+    )  # fmt: skip
 
     def space(self, problem: Problem) -> SearchSpace:
         """Return the legal configs for a problem."""
@@ -119,18 +122,25 @@ class Fused(_CudaArm):
                 Tunable("n_thr", (64, 128, 256), "threads of a program"),
                 Tunable("vec", (2, 4, 8), "neighbouring elements a thread loads at once"),
                 Tunable("block_m", (1, 2, 4), "tokens a program shares the weights among"),
+                Tunable("ahead", (0, 4, 6, 8, 12), "columns whose weights are loaded before the streams mix"),
                 _EPILOGUE_THR,
             ),
             (
                 *_tile_rules(problem.hidden_size, "hidden"),
                 registers,
+                Constraint(
+                    "ahead {ahead} must be at most tile_n {tile_n}, and 4 x vec {vec} x ahead at most the "
+                    "128 registers that weights may take",
+                    lambda c: 0 <= c["ahead"] <= c["tile_n"] and 4 * c["vec"] * c["ahead"] <= 128,
+                ),
                 _epilogue_rule(problem.hidden_size),
             ),
         )
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the fused kernel and the epilogue."""
-        return self._tiled("post_pre", problem, config, *_TILE), self._epilogue(problem, config)
+        fused = self._tiled("post_pre", problem, config, *_TILE, "ahead")
+        return fused, self._epilogue(problem, config)
 
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
         """Yield what each program writes."""

@@ -15,7 +15,9 @@ def post_pre(
     A program owns `block_m` tokens, `tile_n` of the 24 columns and one of `n_splits` ranges of H, all four
     streams of it; a thread holds `vec` neighbouring elements. Every program recomputes the streams of its
     tokens; those of the first column tile store them and sum their squares. What is projected is the stored
-    bf16 value (numerics class `rounded`). Rows past the last token repeat it and are not stored.
+    bf16 value (numerics class `rounded`). The weights of the first `ahead` columns are loaded before the
+    streams are mixed, so that both latencies overlap, at 4 * vec registers each. Rows past the last token
+    repeat it and are not stored.
     """
     num_tokens = T.dynamic("num_tokens")
     split_h = hidden_size // n_splits

@@ -17,7 +17,7 @@ from mhctune.db.repository import Repository
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
-CONFIG = {"tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "epilogue_thr": 128}
+CONFIG = {"tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0, "epilogue_thr": 128}
 
 
 def test_the_culprit_is_named_and_the_rest_is_measured(
@@ -30,7 +30,7 @@ def test_the_culprit_is_named_and_the_rest_is_measured(
     sweep_id = repository.begin(make_sweep(problem=cell.problem, token_counts=(4,)))
     begin = time.monotonic()
     try:
-        Race(sweep_id, cell, repository, bench, VramBudget(2**34, 2**34), Protocol(5, 200.0)).run(
+        Race(sweep_id, cell, repository, bench, VramBudget(2**34, 2**34), Protocol.of("cuda", 5)).run(
             [good[0], illegal, good[1], spin, good[2]], ()
         )
     finally:

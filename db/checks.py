@@ -1,0 +1,65 @@
+"""Checking the tables that the database holds, and an exported one against them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mhctune.autotuner.bands import NoBands
+from mhctune.autotuner.check import Finding, Verdict, agree, compare, current, label, legal
+from mhctune.autotuner.stats import TooFewSamples
+from mhctune.db.derivation import derive_stored
+from mhctune.db.repository import Repository, StoredTable
+from mhctune.db.tables import problem_key
+from mhctune.kernels.dispatch import DispatchTable
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A table and what was found of it."""
+
+    table: DispatchTable
+    findings: tuple[Finding, ...]
+
+
+def check_tables(store: Repository, exported: DispatchTable | None = None) -> list[Checked]:
+    """Check an exported table and its stored counterpart, or else the newest stored table of each kind.
+
+    Tables are of one kind that may not stand side by side: same seam, problem, target, device and class.
+    """
+    newest: dict[tuple[object, ...], StoredTable] = {}
+    for stored in store.tables():
+        newest.setdefault(_kind(stored.table), stored)
+    if exported is None:
+        return [Checked(each.table, _findings(store, each.table, each)) for each in newest.values()]
+    twin = newest.get(_kind(exported))
+    agreement = agree(exported, twin.table if twin else None, f"stored table {twin.id}" if twin else "")
+    return [Checked(exported, (agreement, *_findings(store, exported, twin)))]
+
+
+def _kind(table: DispatchTable) -> tuple[object, ...]:
+    fingerprint = table.fingerprint
+    key = table.seam, problem_key(table), table.target
+    return *key, fingerprint.gpu_name, fingerprint.mig, table.numerics
+
+
+def _findings(store: Repository, table: DispatchTable, stored: StoredTable | None) -> tuple[Finding, ...]:
+    replayed = (replay(store, stored),) if stored is not None else ()
+    return (legal(table), *replayed, current(table))
+
+
+def replay(store: Repository, stored: StoredTable) -> Finding:
+    """Derive the bands of a stored table from its sweep's samples again, under its own bound."""
+    table, sweep = stored.table, store.sweep(stored.sweep_id)
+    bound, name = table.evidence.get("max_regret"), label(stored.table)
+    try:
+        derived = derive_stored(store, sweep, bound, before=stored.id)
+    except TooFewSamples as error:
+        return Finding(name, "replay", Verdict.CANNOT_TELL, str(error))
+    except NoBands as error:
+        return Finding(name, "replay", Verdict.DISAGREES, str(error))
+    except (KeyError, ValueError) as error:
+        # The sweep names an arm or a tunable that this version does not have.
+        reason = f"sweep {sweep.id} cannot be replayed by this version: {error.args[0]}"
+        return Finding(name, "replay", Verdict.DISAGREES, reason)
+    names = (f"table {stored.id}", f"the samples of sweep {sweep.id}")
+    return compare(table, derived.table, "replay", names)
