@@ -98,7 +98,7 @@ Formats = Annotated[str, Option("--format", help=f"Formats, comma separated: {',
 Folder = Annotated[Path, Option("-o", "--output", help="Folder to write into.")]
 Force = Annotated[bool, Option("--force", help="Overwrite files that mhctune did not write.")]
 Exported = Annotated[Path | None, Option("--table", help="Exported .json to compare with the database.")]
-Tolerance = Annotated[float, Option("--tolerance", min=0.0, help="Slower than this is regressed: 0.1 is 10 %.")]
+Tolerance = Annotated[float, Option("--tolerance", min=0.0, help="Slower by more is regressed: 0.1 is 10 %.")]
 NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also where the device is here.")]
 # fmt: on
 
@@ -346,8 +346,7 @@ def check(
     """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
     with Repository.open(db, readonly=True) as store:
         checked = check_tables(store, load_table(table) if table else None)
-    device, left_out = detect(), []
-    findings = [finding for each in checked for finding in each.findings]
+    device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
     for each in checked:
         if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
             left_out.append(f"not measured again: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,9 @@ class CapturedGraph:
     def __init__(self, run: Callable[[], None], launches: int) -> None:
         """Capture; `run` must have run before, so that nothing compiles or initialises inside."""
         torch.cuda.synchronize()
+        # torch gives its reserve back when a capture begins: not to be counted as the capture's.
+        gc.collect()
+        torch.cuda.empty_cache()
         live, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         self.launches = launches
         self._graph = torch.cuda.CUDAGraph()

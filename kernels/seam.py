@@ -142,9 +142,9 @@ class Arm(ABC):
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
         """Yield what each program writes: the legality certificate.
 
-        A legal config's rectangles cover every element of every buffer exactly once, and tests hold the
-        constraints to that. The constraints may refuse more: where a skipped slice of K is a partial sum
-        that nobody reads, as in the unfused arm, every element is written and the result is still wrong.
+        A legal config's rectangles cover every element of every buffer exactly once; tests hold the
+        constraints to that. The constraints refuse more: a slice of K that an unfused projection skips is a
+        missing read, so that every element is written and the sums are still wrong.
         """
 
     @abstractmethod

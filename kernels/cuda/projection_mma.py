@@ -57,6 +57,7 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int) -> PrimFunc:
             streams = T.alloc_shared((BLOCK_M, block_k), "bfloat16")
             terms = T.alloc_shared((72, block_k), "bfloat16")
             sums = T.alloc_fragment((BLOCK_M, 72), "float32")
+            block_sums = T.alloc_fragment((BLOCK_M, 72), "float32")
             result = T.alloc_shared((BLOCK_M, 72), "float32")
             stored = T.alloc_local((row_parts, 8), "bfloat16")
             weights = T.alloc_local((weight_parts, 4), "float32")
@@ -95,7 +96,11 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int) -> PrimFunc:
                 T.fence_proxy_async()
                 T.sync_threads()
                 load(residual, fn, rows, split, T.min(block + 1, blocks - 1), thread, stored, weights)
-                T.gemm(streams, terms, sums, transpose_B=True)
+                # Tensor cores truncate as they accumulate: over all of K that is 2.4e-5 in the coefficients,
+                # so each block starts from zero and is added in float32.
+                T.gemm(streams, terms, block_sums, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(BLOCK_M, 72):
+                    sums[i, j] = sums[i, j] + block_sums[i, j]
                 T.sync_threads()
             for part in T.unroll(row_parts):
                 for distance in T.unroll(row_threads.bit_length() - 1):

@@ -110,7 +110,12 @@ def test_the_bench_refuses_the_functional_variant(compiler: Compiler) -> None:
 def test_forecast_and_measured_bytes_agree_for_twenty_candidates(bench: CudaBench) -> None:
     problem = Problem(4096)
     bench.enter(Cell(SEAM.name, problem, 4096), 1)
-    for candidate in SEAM.arm("cuda", "fused").space(problem).candidates()[::111][:20]:
+    changes = [
+        {"tile_n": tile_n, "n_thr": n_thr, "n_splits": splits, "epilogue_thr": width}
+        for tile_n, n_thr, splits in ((2, 64, 8), (4, 64, 2), (4, 128, 4), (8, 128, 4), (8, 64, 4))
+        for width in (128, 256, 512, 64)
+    ]
+    for candidate in (Candidate.of("fused", {**_CONFIG, **change}) for change in changes):
         forecast = bench.forecast(candidate)
         measured = bench.prepare(candidate)
         assert isinstance(measured, Footprint), measured
@@ -126,9 +131,8 @@ def test_after_three_hundred_candidates_every_byte_is_back(
     bench: CudaBench, repository: Repository, make_sweep: Callable[..., SweepRecord]
 ) -> None:
     problem = Problem(5120)
-    # Ten kernels; the epilogue's width and the split count make 300 candidates of few compilations.
-    space = SEAM.arm("cuda", "unfused_mma").space(problem)
-    candidates = (list(space.candidates()) * 4)[:300]
+    space = SEAM.arm("cuda", "unfused_mma").space(problem).restricted({"n_splits": (1, 64), "block_k": (64,)})
+    candidates = (list(space.candidates()) * 40)[:300]  # few compilations, 300 buffer sets and graphs
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     live, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()

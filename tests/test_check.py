@@ -1,0 +1,451 @@
+"""A check tells whether a table is still true: of its file, its samples, its sources and this machine."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mhctune import cli
+from mhctune.autotuner.check import Check, Finding, Verdict, agree, current, differences, legal, remeasure
+from mhctune.autotuner.check import elsewhere as not_here
+from mhctune.autotuner.probe import Device
+from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
+from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Sample, SweepState
+from mhctune.autotuner.report import check_sheets
+from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.sweep import SweepPlan
+from mhctune.db import derivation
+from mhctune.db.checks import check_tables
+from mhctune.db.derivation import derive_stored
+from mhctune.db.export import export
+from mhctune.db.repository import Repository
+from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
+from mhctune.kernels.registry import seam
+from mhctune.kernels.seam import Problem, Variant
+from mhctune.kernels.space import Candidate
+
+PROBLEM, SEAM = Problem(hidden_size=256), seam("post_pre_delayed")
+VALUES = {"tile_n": [24], "n_splits": [1], "block_h": [64], "block_m": [1]}
+FUSED, UNFUSED = (
+    Candidate.of(name, {key: only for key, (only,) in VALUES.items()}) for name in ("fused", "unfused")
+)
+LATENCIES = {1: (10.0, 20.0), 4: (10.0, 20.0), 16: (40.0, 20.0)}
+WRONG = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
+NO_ROOM = Failure(FailureKind.OUT_OF_MEMORY, "the device is full")
+
+
+@dataclass
+class FakeBench:
+    """Answers with the sweep's latencies times `pace`, or with the failure of a candidate."""
+
+    pace: float = 1.0
+    refused: dict[Candidate, Failure] = field(default_factory=dict)
+    broken: dict[Candidate, Failure | float] = field(default_factory=dict)
+    resident: set[Candidate] = field(default_factory=set)
+    entered: list[tuple[int, int]] = field(default_factory=list)
+    launched: list[int] = field(default_factory=list)
+    compiled: tuple[Variant, ...] = ()
+    tokens: int = 0
+
+    def compile_all(self, variants: Sequence[Variant], tell: Callable[[int, int], None]) -> None:
+        self.compiled = tuple(variants)
+        tell(len(variants), len(variants))
+
+    def enter(self, cell: Cell, seed: int) -> int:
+        self.tokens = cell.num_tokens
+        self.entered.append((cell.num_tokens, seed))
+        return 10
+
+    def forecast(self, candidate: Candidate) -> Footprint:
+        return Footprint(10, 100, 0)
+
+    def prepare(self, candidate: Candidate) -> Footprint | Failure:
+        if candidate in self.refused:
+            return self.refused[candidate]
+        self.resident.add(candidate)
+        return self.forecast(candidate)
+
+    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+        assert candidate in self.resident
+        self.launched.append(launches)
+        if candidate in self.broken and launches > 1:
+            return self.broken[candidate]
+        return LATENCIES[self.tokens][candidate == UNFUSED] * self.pace * (1 + 0.001 * round)
+
+    def release(self, candidate: Candidate) -> None:
+        self.resident.discard(candidate)
+
+    def leave(self) -> None:
+        self.resident.clear()
+
+
+@pytest.fixture
+def plan(make_fingerprint: Callable[..., Fingerprint]) -> SweepPlan:
+    here = make_fingerprint(gpu_name="this processor", source_hash=SEAM.source_hash("c"))
+    spaces = {arm.name: arm.space(PROBLEM).restricted(VALUES) for arm in SEAM.arms("c")}
+    return SweepPlan(SEAM, PROBLEM, "c", tuple(LATENCIES), spaces, Protocol(5), here, 0.05)
+
+
+def sweep(store: Repository, record: SweepRecord, latencies: dict[int, tuple[float, float]]) -> int:
+    """Keep a complete sweep and its table; return the sweep's id."""
+    sweep_id = store.begin(record, new=True)
+    for count, row in latencies.items():
+        for candidate, latency in zip((FUSED, UNFUSED), row, strict=True):
+            cell = Cell(record.seam, record.problem, count)
+            trial = store.open_trial(sweep_id, cell, candidate, Footprint(10, 100, 0))
+            store.add_samples([(trial, Sample(0, n, 0, 20, latency)) for n in range(5)])
+            store.finish_trial(trial)
+    store.end(sweep_id, SweepState.COMPLETE)
+    store.save_table(sweep_id, derive_stored(store, store.sweep(sweep_id)).table)
+    return sweep_id
+
+
+@pytest.fixture
+def table(repository: Repository, plan: SweepPlan) -> DispatchTable:
+    """The table of a stored sweep: fused for 1 to 4 tokens, unfused for 5 to 16."""
+    sweep(repository, plan.record(), LATENCIES)
+    (stored,) = repository.tables()
+    return stored.table
+
+
+def timed(table: DispatchTable, bench: FakeBench, tolerance: float = 0.1) -> list[Finding]:
+    return remeasure(table, bench, bench.compile_all, tolerance)
+
+
+def verdicts(findings: Sequence[Finding]) -> dict[str, Verdict]:
+    return {finding.what: finding.verdict for finding in findings}
+
+
+def only(repository: Repository, exported: DispatchTable | None = None) -> dict[str, Finding]:
+    (checked,) = check_tables(repository, exported)
+    return {finding.what: finding for finding in checked.findings}
+
+
+def swap(table: DispatchTable, place: int, choice: Choice, **changes: Any) -> DispatchTable:
+    bands = list(table.bands)
+    bands[place] = replace(bands[place], choice=choice)
+    return replace(table, bands=tuple(bands), **changes)
+
+
+# What was kept.
+
+
+def test_a_table_that_is_true_passes(repository: Repository, table: DispatchTable) -> None:
+    found = only(repository)
+    assert {what: f.verdict for what, f in found.items()} == dict.fromkeys(
+        ("legal", "replay", "sources"), Verdict.PASSED
+    )
+    assert "2 bands contiguous from 1 to 16, 2 choices with the default, all legal" in found["legal"].sentence
+    assert "are the same in table 1 and the samples of sweep 1" in found["replay"].sentence
+    assert only(repository, table)["export"].sentence == (
+        f"the file is stored table 1, digest {table.digest[:12]}"
+    )
+
+
+def test_a_band_that_differs_from_the_database_is_named_with_both_choices(
+    repository: Repository, table: DispatchTable
+) -> None:
+    edited = swap(table, 0, table.bands[1].choice)
+    found = only(repository, edited)
+    assert found["export"].verdict is Verdict.DISAGREES
+    assert found["export"].sentence == (
+        f"tokens 1 to 4: {table.bands[1].choice} in the file, {table.bands[0].choice} in stored table 1"
+    )
+    assert verdicts(list(found.values()))["replay"] is Verdict.PASSED
+
+
+def test_differing_ranges_reach_over_both_ends(table: DispatchTable) -> None:
+    first, second = table.bands
+    shorter = replace(table, bands=(replace(first, last=1), Band(2, 2, second.choice)), default=first.choice)
+    assert differences(table, shorter) == [
+        ("2 tokens", first.choice, second.choice),
+        ("tokens 5 to 16", second.choice, first.choice),
+        ("tokens 17 and up", second.choice, first.choice),
+    ]
+    longer = replace(table, bands=(first, replace(second, last=64)))
+    assert differences(table, longer) == []
+    assert agree(longer, table, "stored table 1").sentence == (
+        "same choices, other edges: 1-4, 5-64 in the file, 1-4, 5-16 in stored table 1"
+    )
+
+
+def test_the_same_bands_of_another_sweep_are_a_disagreement(
+    repository: Repository, plan: SweepPlan, table: DispatchTable
+) -> None:
+    sweep(repository, plan.record(), LATENCIES)
+    found = only(repository, table)["export"]
+    assert found.verdict is Verdict.DISAGREES
+    assert "what they stand on differs (sweep 1, now 2); export again" in found.sentence
+
+
+def test_a_table_that_the_database_does_not_hold_is_missing(
+    repository: Repository, table: DispatchTable, make_fingerprint: Callable[..., Fingerprint]
+) -> None:
+    other = replace(table, fingerprint=make_fingerprint(gpu_name="NVIDIA B200"))
+    found = only(repository, other)
+    assert found["export"].verdict is Verdict.MISSING
+    assert "replay" not in found
+
+
+def test_bands_that_do_not_follow_from_the_samples_are_named(
+    repository: Repository, table: DispatchTable
+) -> None:
+    repository.save_table(1, swap(table, 0, table.bands[1].choice))
+    found = only(repository)["replay"]
+    assert found.verdict is Verdict.DISAGREES
+    assert found.sentence.startswith(f"tokens 1 to 4: {table.bands[1].choice} in table 2, ")
+
+
+def test_a_replay_uses_the_bound_of_its_table(repository: Repository, table: DispatchTable) -> None:
+    loose = derive_stored(repository, repository.sweep(1), 5.0).table
+    assert len(loose.bands) < len(table.bands)
+    repository.save_table(1, loose)
+    assert only(repository)["replay"].verdict is Verdict.PASSED
+
+
+def test_a_replay_knows_no_incumbent_that_was_kept_after_its_table(
+    repository: Repository, plan: SweepPlan, table: DispatchTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep(repository, plan.record(), LATENCIES)
+    repository.save_table(1, replace(table, numerics="other"))
+    given: list[Sequence[DispatchTable]] = []
+    monkeypatch.setattr(derivation, "incumbent_for", lambda fingerprint, tables: given.append(tables))
+    derive_stored(repository, repository.sweep(2))
+    assert [each.numerics for each in given.pop()] == ["other", "rounded"]
+    check_tables(repository)
+    assert [each.numerics for tables in given for each in tables] == ["rounded"]
+
+
+def test_samples_that_no_longer_carry_a_band_are_said(
+    repository: Repository, table: DispatchTable, database: Path
+) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM samples WHERE round > 2")
+    found = only(repository)["replay"]
+    assert found.verdict is Verdict.CANNOT_TELL
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM samples")
+        connection.execute("DELETE FROM trials")
+    found = only(repository)["replay"]
+    assert found.verdict is Verdict.DISAGREES
+    assert "nothing to derive bands from" in found.sentence
+
+
+# What this version knows.
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (
+            Choice.of("fused", {**FUSED.config, "tile_n": 7}),
+            "is illegal: 24 columns are not a multiple of tile_n 7",
+        ),
+        (Choice.of("fussed", FUSED.config), "has no arm 'fussed'"),
+        (Choice.of("fused", {"tile_m": 1}), "takes the tunables"),
+    ],
+)
+def test_an_illegal_choice_is_named_and_not_timed(table: DispatchTable, choice: Choice, reason: str) -> None:
+    for wrong in (swap(table, 0, choice), swap(table, 0, choice, default=choice)):
+        found = legal(wrong)
+        assert found.verdict is Verdict.DISAGREES
+        assert reason in found.sentence
+        assert list(verdicts(timed(wrong, FakeBench()))) == ["speed, 16 tokens"]
+
+
+def test_an_illegal_default_is_named(table: DispatchTable) -> None:
+    found = legal(replace(table, default=Choice.of("mega", {})))
+    assert "has no arm 'mega'" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"seam": "pots"}, "unknown seam 'pots'"), ({"problem": {"hidden_size": 0}}, "must be positive")],
+)
+def test_a_table_of_an_unknown_seam_or_problem_is_no_bug(
+    table: DispatchTable, changes: dict[str, Any], reason: str
+) -> None:
+    wrong = replace(table, **changes)
+    assert reason in legal(wrong).sentence
+    assert timed(wrong, FakeBench()) == []
+    assert current(wrong).verdict in (Verdict.DISAGREES, Verdict.PASSED)
+
+
+def test_changed_sources_are_named_by_arm(table: DispatchTable) -> None:
+    assert current(table).verdict is Verdict.PASSED
+    sources = {**table.evidence["sources"], "fused": "0" * 64}
+    stale = replace(
+        table,
+        fingerprint=replace(table.fingerprint, source_hash="1" * 64),
+        evidence={**table.evidence, "sources": sources},
+    )
+    found = current(stale)
+    assert found.verdict is Verdict.DISAGREES
+    assert found.sentence.startswith("other_source: the sources of fused changed since they were measured")
+
+
+# What this machine says.
+
+
+def test_each_choice_is_timed_again_as_its_sweep_was(table: DispatchTable) -> None:
+    bench = FakeBench()
+    findings = timed(table, bench)
+    assert verdicts(findings) == dict.fromkeys(
+        ("speed, 1 token", "speed, 4 tokens", "speed, 16 tokens"), Verdict.PASSED
+    )
+    protocol = Protocol(5)
+    assert bench.entered == [(count, protocol.seed + count) for count in LATENCIES]
+    assert bench.launched == [n for us in (10, 10, 20) for n in (1, *[protocol.launches(us)] * 5)]
+    assert len(bench.compiled) == len(set(bench.compiled)) > 0
+    assert bench.resident == set()
+
+
+@pytest.mark.parametrize(
+    ("pace", "verdict"),
+    [(1.2, Verdict.REGRESSED), (1.09, Verdict.PASSED), (0.5, Verdict.PASSED)],
+)
+def test_slower_than_the_tolerance_is_regressed(table: DispatchTable, pace: float, verdict: Verdict) -> None:
+    assert set(verdicts(timed(table, FakeBench(pace))).values()) == {verdict}
+
+
+def test_a_regression_says_its_numbers(table: DispatchTable) -> None:
+    (*_, last) = timed(table, FakeBench(pace=1.5))
+    assert last.sentence == (
+        f"{table.bands[1].choice} takes 30.06 us, 20.00 us before: 50.3 % slower (10.0 % slower is allowed)"
+    )
+
+
+@pytest.mark.parametrize(("failure", "verdict"), [(WRONG, Verdict.DISAGREES), (NO_ROOM, Verdict.CANNOT_TELL)])
+@pytest.mark.parametrize("when", ["refused", "broken"])
+def test_a_choice_that_fails_is_named_with_its_kind_and_the_rest_is_timed(
+    table: DispatchTable, failure: Failure, verdict: Verdict, when: str
+) -> None:
+    findings = timed(table, FakeBench(**{when: {FUSED: failure}}))  # type: ignore[arg-type]
+    assert list(verdicts(findings).values()) == [verdict, verdict, Verdict.PASSED]
+    assert f"failed, 10.00 us before: {failure.kind}: {failure.detail}" in findings[0].sentence
+
+
+def test_a_time_that_cannot_be_is_a_failure(table: DispatchTable) -> None:
+    (first, *_) = timed(table, FakeBench(broken={FUSED: 0.0}))
+    assert first.verdict is Verdict.DISAGREES
+    assert "implausible: 0.0 us per launch, twice in a row" in first.sentence
+
+
+@pytest.mark.parametrize(
+    ("protocol", "reason"),
+    [
+        ({"samples": 4}, "4 rounds of the protocol say too little; 5 are needed"),
+        ({"version": PROTOCOL_VERSION + 1}, f"this mhctune has {PROTOCOL_VERSION}"),
+        ({"moon": "full"}, "does not say by which protocol"),
+    ],
+)
+def test_what_cannot_be_compared_is_not_measured(
+    table: DispatchTable, protocol: dict[str, Any], reason: str
+) -> None:
+    evidence = {**table.evidence, "protocol": {**table.evidence["protocol"], **protocol}}
+    bench = FakeBench()
+    (found,) = timed(replace(table, evidence=evidence), bench)
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert reason in found.sentence
+    assert bench.entered == []
+
+
+def test_bands_without_a_latency_are_missing(table: DispatchTable) -> None:
+    first, second = table.bands
+    bare = replace(table, bands=(replace(first, evidence={}), second))
+    assert verdicts(timed(bare, FakeBench())) == {
+        "speed, tokens 1 to 4": Verdict.MISSING,
+        "speed, 16 tokens": Verdict.PASSED,
+    }
+    broken = replace(table, bands=(replace(first, evidence={"measured": [{"num_tokens": 1}]}), second))
+    (found,) = timed(broken, FakeBench())
+    assert found.verdict is Verdict.CANNOT_TELL
+
+
+def test_only_the_device_that_was_measured_is_measured_again(table: DispatchTable) -> None:
+    assert not_here(table, Device("this processor", "c", 1)) == ""
+    assert "this machine's is NVIDIA H200" in not_here(table, Device("NVIDIA H200", "cuda", 1))
+    assert not_here(table, Device("another processor", "c", 1))
+
+
+# What it comes to.
+
+
+@pytest.mark.parametrize(
+    ("came", "verdict", "code"),
+    [
+        ((), "missing", 3),
+        (("passed",), "passed", 0),
+        (("passed", "cannot_tell"), "cannot_tell", 4),
+        (("cannot_tell", "missing", "passed"), "missing", 3),
+        (("missing", "disagrees"), "disagrees", 1),
+        (("cannot_tell", "disagrees", "regressed", "missing"), "regressed", 1),
+    ],
+)
+def test_the_gravest_verdict_decides(came: tuple[str, ...], verdict: str, code: int) -> None:
+    done = Check([Finding("table", "what", Verdict(each), "so it is") for each in came])
+    assert (done.verdict, done.exit_code) == (verdict, code)
+    assert done.notes[-1].startswith(f"{verdict}: ")
+    assert done.to_dict()["verdict"] == verdict
+    assert check_sheets(done)[-1].notes == done.notes
+
+
+# The command.
+
+
+@pytest.fixture
+def run(database: Path, table: DispatchTable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run `mhctune check` on the machine of the table, whose candidates run at a pace of this machine's."""
+
+    def check(*arguments: str, pace: float = 1.0, device: str = "this processor") -> Any:
+        @contextmanager
+        def open_fake(seam_name: str, target: str) -> Iterator[FakeBench]:
+            assert (seam_name, target) == (table.seam, "c")
+            yield FakeBench(pace)
+
+        monkeypatch.setattr(cli, "open_bench", open_fake)
+        monkeypatch.setattr(cli, "detect", lambda: Device(device, "c", 1))
+        return CliRunner().invoke(cli.app, ["check", "--db", str(database), "--json", *arguments])
+
+    return check
+
+
+def test_the_command_passes_regresses_and_tolerates(run: Callable[..., Any]) -> None:
+    ran = run()
+    assert ran.exit_code == 0, ran.output
+    data = json.loads(ran.stdout)
+    assert (data["verdict"], data["left_out"]) == ("passed", [])
+    assert [finding["what"] for finding in data["findings"]][-1] == "speed, 16 tokens"
+    assert run(pace=1.2).exit_code == 1
+    assert run("--tolerance", "0.3", pace=1.2).exit_code == 0
+    assert run("--no-measure", pace=1.2).exit_code == 0
+    elsewhere = run(pace=1.2, device="another processor")
+    assert elsewhere.exit_code == 0
+    (reason,) = json.loads(elsewhere.stdout)["left_out"]
+    assert reason.startswith("not measured again: its device is this processor")
+
+
+def test_the_command_finds_an_edited_export(
+    run: Callable[..., Any], table: DispatchTable, tmp_path: Path
+) -> None:
+    path = export(table, "json", tmp_path)
+    assert run("--table", str(path)).exit_code == 0
+    edited = export(swap(table, 0, table.bands[1].choice), "json", tmp_path)
+    ran = run("--table", str(edited), "--no-measure")
+    assert ran.exit_code == 1
+    assert json.loads(ran.stdout)["findings"][0]["verdict"] == "disagrees"
+
+
+def test_a_database_without_a_table_is_missing(tmp_path: Path) -> None:
+    Repository.open(tmp_path / "empty.db").close()
+    ran = CliRunner().invoke(cli.app, ["check", "--db", str(tmp_path / "empty.db")])
+    assert ran.exit_code == 3
+    assert "nothing was compared" in ran.stdout
