@@ -18,6 +18,7 @@ RECORDED = Path(__file__).resolve().parent / "recorded"
 Value = int | float | str | bool | None
 
 _HEADER: Mapping[str, type] = {"about": str, "source": str, "columns": list, "fingerprint": dict, "unit": str}
+_OPTIONAL: Mapping[str, type] = {"sweep": dict}
 _JSON_NAMES: Mapping[type, str] = {str: "string", list: "list", dict: "object"}
 
 
@@ -32,6 +33,7 @@ class Recorded:
         fingerprint: What is known of the machine and the toolchain; may be incomplete.
         unit: Of the measured column: `us` is microseconds per launch.
         rows: By column name, in the order of the file.
+        sweep: What identifies a recorded sweep; None where single timings were recorded.
     """
 
     about: str
@@ -40,6 +42,7 @@ class Recorded:
     fingerprint: Mapping[str, Value]
     unit: str
     rows: tuple[dict[str, Value], ...]
+    sweep: Mapping[str, Any] | None = None
 
 
 def recorded_names() -> tuple[str, ...]:
@@ -70,18 +73,26 @@ def load_recorded(name_or_path: str | Path) -> Recorded:
     header = _header(path, lines[0])
     columns = tuple(header["columns"])
     rows = tuple(_row(path, number, line, columns) for number, line in enumerate(lines[1:], start=2))
-    return Recorded(header["about"], header["source"], columns, header["fingerprint"], header["unit"], rows)
+    return Recorded(
+        header["about"],
+        header["source"],
+        columns,
+        header["fingerprint"],
+        header["unit"],
+        rows,
+        header.get("sweep"),
+    )
 
 
 def _header(path: Path, line: str) -> dict[str, Any]:
     header = _parse(path, 1, line)
     if not isinstance(header, dict):
         raise ConfigError(f"{path}, line 1: the header must be an object, got {type(header).__name__}")
-    if set(header) != set(_HEADER):
+    if set(header) - set(_OPTIONAL) != set(_HEADER):
         raise ConfigError(
             f"{path}, line 1: the header has the keys {_join(header)}; it must have {_join(_HEADER)}"
         )
-    for key, kind in _HEADER.items():
+    for key, kind in {**_HEADER, **{k: v for k, v in _OPTIONAL.items() if k in header}}.items():
         if not isinstance(header[key], kind):
             raise ConfigError(f"{path}, line 1: {key} is {header[key]!r}; it must be a {_JSON_NAMES[kind]}")
     columns = header["columns"]

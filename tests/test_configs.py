@@ -321,7 +321,7 @@ HEADER = {
 
 
 def test_the_recorded_sweep_of_the_h200() -> None:
-    assert recorded_names() == (PROTOTYPE,)
+    assert PROTOTYPE in recorded_names()
     recorded = load_recorded(PROTOTYPE)
     assert len(recorded.rows) == 2640
     assert recorded.unit == "us"
@@ -369,7 +369,7 @@ def test_a_recorded_file_of_ones_own_loads(tmp_path: Path) -> None:
 
 
 def test_an_unknown_recorded_measurement_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"unknown recorded measurement 'h200'; known: {PROTOTYPE}"):
+    with pytest.raises(ConfigError, match=f"unknown recorded measurement 'h200'.*known: .*{PROTOTYPE}"):
         load_recorded("h200")
     with pytest.raises(ConfigError, match=r"cannot read .*none\.jsonl"):
         load_recorded(tmp_path / "none.jsonl")

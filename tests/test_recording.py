@@ -1,0 +1,94 @@
+"""A recorded sweep gives its bands back anywhere; those that are shipped say what their makers saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhctune.autotuner.derive import Derived, candidates_of, derive
+from mhctune.autotuner.recording import recording, replay
+from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Measurement, Sample
+from mhctune.configs.errors import ConfigError
+from mhctune.configs.recorded import load_recorded
+from mhctune.db.repository import Repository
+from mhctune.kernels.space import Candidate
+
+# Whole seam as vLLM 0.33 ships it on one H200, hidden 5120, us (shared project data, 2026-11-29).
+AS_SHIPPED = {
+    1: 7.99,
+    2: 8.08,
+    4: 8.42,
+    8: 8.96,
+    16: 9.82,
+    24: 10.69,
+    32: 12.82,
+    48: 14.44,
+    64: 14.50,
+    128: 14.86,
+}
+
+
+def derived(name: str, bound: float) -> Derived:
+    sweep, trials = replay(load_recorded(name))
+    return derive(sweep, 1, trials, candidates_of(sweep), bound)
+
+
+def test_a_recording_holds_every_trial_failures_included(
+    repository: Repository, make_sweep: Any, tmp_path: Path
+) -> None:
+    sweep = make_sweep()
+    sweep_id = repository.begin(sweep)
+    cell = Cell(sweep.seam, sweep.problem, 8)
+    good, bad = (Candidate.of("fused", {"tile_n": 24, "n_splits": n}) for n in (1, 4))
+    trial = repository.open_trial(sweep_id, cell, good, Footprint(10, 20, 30))
+    repository.add_samples([(trial, Sample(0, round, 0, 40, 3.125 + round)) for round in range(5)])
+    repository.finish_trial(trial)
+    failure = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
+    repository.fail_trial(sweep_id, cell, bad, Footprint(10, 20, 30), failure)
+    path = tmp_path / "sweep.jsonl"
+    lines = recording(sweep, repository.trials(sweep_id), "what", "where")
+    path.write_text("\n".join(lines) + "\n")
+
+    again, trials = replay(load_recorded(path))
+
+    assert again == sweep
+    assert [t.candidate for t in trials] == [good, bad]
+    outcome = trials[0].outcome
+    assert isinstance(outcome, Measurement)
+    assert [(s.round, s.launches, s.latency_us) for s in outcome.samples] == [
+        (round, 40, 3.125 + round) for round in range(5)
+    ]
+    assert trials[1].outcome == failure
+    assert (trials[0].footprint.output_bytes, trials[0].footprint.scratch_bytes) == (20, 30)
+
+
+def test_single_timings_are_no_sweep() -> None:
+    with pytest.raises(ConfigError, match="single timings, not of a sweep"):
+        replay(load_recorded("h200_post_pre_hidden5120_prototype"))
+
+
+def test_the_h200_sweep_cuts_over_from_fused_to_tensor_cores() -> None:
+    found = derived("h200_decode_hidden5120", 0.05)
+    bands = [(band.first, band.last, band.choice.arm) for band in found.table.bands]
+    assert bands == [(1, 4, "fused"), (5, 16, "fused"), (17, 48, "fused"), (49, 128, "unfused_mma")]
+    assert found.derivation.worst_upper < 0.05
+    assert found.missing == {}
+
+
+def test_the_h200_winners_beat_what_is_shipped_up_to_64_tokens() -> None:
+    """At 128 tokens they do not yet: 15.2 us against 14.86."""
+    cells = derived("h200_decode_hidden5120", 0.05).cells
+    assert set(cells) == set(AS_SHIPPED)
+    faster = {count: AS_SHIPPED[count] / rows[0].latency_us for count, rows in cells.items()}
+    assert all(ratio > 1.0 for count, ratio in faster.items() if count <= 64), faster
+    assert 0.95 < faster[128] < 1.0
+
+
+@pytest.mark.parametrize("bound", [0.01, 0.02, 0.05, 0.10])
+def test_the_cpu_sweep_has_a_cut_over_and_several_variants_under_every_bound(bound: float) -> None:
+    found = derived("cpu_quick_hidden5120", bound)
+    assert {band.choice.arm for band in found.table.bands} == {"fused", "unfused"}
+    assert len(found.derivation.variants) >= 2
+    assert found.derivation.worst_upper <= bound
