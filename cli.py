@@ -24,6 +24,7 @@ from typer import Argument, Option
 
 from mhctune.autotuner import report
 from mhctune.autotuner.bands import NoBands
+from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, elsewhere, remeasure
@@ -38,13 +39,13 @@ from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.db import schema
 from mhctune.db.checks import check_tables
-from mhctune.db.derivation import chosen_sweep, derive_stored
-from mhctune.db.engine import DatabaseError
+from mhctune.db.derivation import chosen_sweep, derive_stored, keep
+from mhctune.db.engine import DatabaseError, Place
 from mhctune.db.export import FORMATS, ExportError, export, formats_of
-from mhctune.db.here import load_here
+from mhctune.db.here import load_here, load_measured
+from mhctune.db.lock import exclusive
 from mhctune.db.repository import Repository
 from mhctune.db.status import read_back, sweep_lines
-from mhctune.db.tables import load_table
 from mhctune.kernels.dispatch import TableError
 from mhctune.kernels.space import Candidate
 
@@ -87,7 +88,7 @@ Save = Annotated[bool, Option("--save", help="Keep the table: lookups and export
 Db = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database file or postgresql:// URL.")]
 Json = Annotated[bool, Option("--json", help="Print JSON for machines.")]
 SweepId = Annotated[int | None, Option("--id", help="Sweep number (default: the newest that has ended).")]
-TablePath = Annotated[Path, Option("--db", envvar="MHCTUNE_DB", help="Database or exported .json file.")]
+TableDb = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database, its URL or an exported .json.")]
 TableSeam = Annotated[str | None, Option("--seam", help="Seam, if the file holds several.")]
 TableProblem = Annotated[str | None, Option("--problem", help="Problem's digest, if the file holds several.")]
 AsMeasured = Annotated[bool, Option("--as-measured", help="Do not judge the table against this machine.")]
@@ -105,20 +106,28 @@ NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also wher
 
 def show(sheet: Sheet) -> None:
     """Print a sheet as a table."""
-    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(
+        title=sheet.title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False
+    )
     for index, column in enumerate(sheet.columns):
         numbers = all(isinstance(row[index], int | float) for row in sheet.rows)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in sheet.rows:
         table.add_row(*(str(value) for value in row))
     out.print(table)
-    for note in sheet.notes:
+    for note in (*sheet.notes, ""):
         say(note)
 
 
 def say(text: str) -> None:
     """Print a line as it is: no markup, no colours, no line breaks."""
     out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print a line on standard error, unless there is nothing to say."""
+    if text:
+        err.print(Text(text), soft_wrap=True)
 
 
 def print_json(data: Any) -> None:
@@ -217,37 +226,34 @@ def sweep(
     budget = VramBudget.parse(vram_budget, device.free_bytes)
     with open_bench(plan.seam.name, plan.target) as bench:
         require_room(plan, bench, budget)
-        with Repository.open(db) as store, stop_on_signals() as came:
+        with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
             with progress_bar(not as_json) as progress:
                 bar, stop = Bar(progress), lambda: bool(came())
                 result = Sweep(plan, store, bench, budget, bench.compile_all, stop, bar).run(new=new)
-            finish(store, db, plan, result, came(), as_json)
+            finish(store, plan, result, came(), as_json)
 
 
-def finish(
-    store: Repository, db: str, plan: SweepPlan, result: SweepResult, came: int, as_json: bool
-) -> None:
+def finish(store: Repository, plan: SweepPlan, result: SweepResult, came: int, as_json: bool) -> None:
     """Derive and keep the bands of a sweep that ended, print them, and leave with the right code."""
+    where = store.place.location
     if result.state is SweepState.INTERRUPTED:
-        kept = f"stopped cleanly; every finished round is in {os.path.abspath(db)}"
-        err.print(Text(f"{kept}. Run the same command to resume."), soft_wrap=True)
+        note(f"stopped cleanly; every finished round is in {where}. Run the same command to resume.")
         raise SystemExit(128 + came)
     try:
         derived = derive_stored(store, store.sweep(result.sweep_id), plan.max_regret)
     except (NoBands, TooFewSamples) as error:
-        err.print(Text(f"the measurements are kept in {os.path.abspath(db)}"), soft_wrap=True)
+        note(f"the measurements are kept in {where}")
         if result.state is SweepState.INCOMPLETE:
             fail(f"the sweep is incomplete: {error}", INCOMPLETE)
         raise
-    store.save_table(result.sweep_id, derived.table)
+    note(keep(store, derived.table))
     if as_json:
-        print_json({"sweep": result.sweep_id, "state": result.state.value, "db": os.path.abspath(db),
+        print_json({"sweep": result.sweep_id, "state": result.state.value, "db": where,
                     "missing": result.missing, "table": derived.table.to_dict()})  # fmt: skip
     else:
         show_bands(derived)
         counts = store.counts(result.sweep_id)
-        say(report.outcomes(counts.measured, counts.failures))
-        say(f"database: {os.path.abspath(db)}")
+        say(f"{report.outcomes(counts.measured, counts.failures)}\ndatabase: {where}")
     if result.state is SweepState.INCOMPLETE:
         fail(f"the sweep is incomplete, run it again; no band covers {'; '.join(result.missing)}", INCOMPLETE)
 
@@ -256,8 +262,7 @@ def show_bands(derived: Derived) -> None:
     """Print the bands, and what each arm's best would do."""
     show(report.bands_sheet(derived.table))
     show(report.arms_sheet(derived))
-    for reason in derived.missing.values():
-        err.print(Text(f"no band covers {reason}"), soft_wrap=True)
+    note("\n".join(f"no band covers {reason}" for reason in derived.missing.values()))
 
 
 @app.command()
@@ -274,15 +279,15 @@ def plan(
         return
     say(f"{target.name}: {made.seam.name}, {made.problem}")
     say(f"tokens {' '.join(map(str, made.token_counts))}, {made.protocol.samples} samples")
-    show(report.forecast_sheet(cost))
+    show(report.forecast_sheet(cost, os.cpu_count() or 1))
 
 
 @app.command()
 def status(db: Db = DB, as_json: Json = False) -> None:
     """List the sweeps of a database: how far each has come and what failed."""
     with Repository.open(db, readonly=True) as store:
-        lines = sweep_lines(store)
-    print_json([asdict(line) for line in lines]) if as_json else show(report.sweeps_sheet(lines, db))
+        lines, name = sweep_lines(store), str(store.place)
+    print_json([line.to_dict() for line in lines]) if as_json else show(report.sweeps_sheet(lines, name))
 
 
 @app.command()
@@ -293,23 +298,19 @@ def bands(
     """Derive the bands of a sweep again, under another bound if you like, and show what they cost."""
     with Repository.open(db, readonly=not save) as store:
         derived = derive_stored(store, chosen_sweep(store, sweep_id), max_regret)
-        if save:
-            store.save_table(derived.table.evidence["sweep"], derived.table)
+        note(keep(store, derived.table) if save else "")
     print_json(derived.table.to_dict()) if as_json else show_bands(derived)
-    if save and not as_json:
-        say(f"database: {os.path.abspath(db)}")
+    if save:
+        (note if as_json else say)(f"database: {store.place.location}")
 
 
 @app.command()
 def lookup(
-    num_tokens: NumTokens, db: TablePath = Path(DB), seam: TableSeam = None, problem: TableProblem = None,
+    num_tokens: NumTokens, db: TableDb = DB, seam: TableSeam = None, problem: TableProblem = None,
     as_measured: AsMeasured = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Say which arm and config is served for a token count, and how far the answer can be trusted."""
-    if as_measured:
-        table = load_table(db, seam=seam, problem_digest=problem)
-    else:
-        table = load_here(db, detect(), seam=seam, problem_digest=problem)
+    table = load_measured(db, seam, problem) if as_measured else load_here(db, detect(), seam, problem)
     answer = table.lookup(num_tokens)
     print_json(report.answer_dict(table, answer)) if as_json else say(report.answer_text(table, answer))
 
@@ -329,11 +330,11 @@ def explain(
 
 @app.command("export")
 def export_command(
-    formats: Formats = "json,python", folder: Folder = Path("."), db: TablePath = Path(DB),
+    formats: Formats = "json,python", folder: Folder = Path("."), db: TableDb = DB,
     seam: TableSeam = None, problem: TableProblem = None, force: Force = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write the newest table as files to check in; the same table gives the same bytes."""
-    names, table = formats_of(formats), load_table(db, seam=seam, problem_digest=problem)
+    names, table = formats_of(formats), load_measured(db, seam, problem)
     written = [str(export(table, name, folder, force=force)) for name in names]
     print_json(written) if as_json else say("\n".join(written))
 
@@ -345,7 +346,7 @@ def check(
 ) -> None:  # fmt: skip
     """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
     with Repository.open(db, readonly=True) as store:
-        checked = check_tables(store, load_table(table) if table else None)
+        checked = check_tables(store, load_measured(str(table)) if table else None)
     device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
     for each in checked:
         if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
@@ -371,19 +372,20 @@ def doctor(as_json: Json = False) -> None:
 @db_app.command("upgrade")
 def db_upgrade(db: Db = DB) -> None:
     """Bring a database to this version's schema; makes the file if there is none."""
-    say(f"{db}: schema {schema.upgrade(db)}")
+    say(f"{Place.of(db)}: schema {schema.upgrade(db)}")
 
 
 @db_app.command("verify")
 def db_verify(db: Db = DB) -> None:
     """Read everything back: schema, sweeps, trials and tables."""
     with Repository.open(db, readonly=True) as store:
-        say(f"{db}: schema {schema.head()}, {read_back(store)}: intact")
+        say(f"{store.place}: schema {schema.head()}, {read_back(store)}: intact")
 
 
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (ConfigError, 2), (BudgetError, 2), (NoBands, MISSING), (NoArm, MISSING), (TooFewSamples, CANNOT_TELL),
-    (OtherDevice, OTHER_DEVICE), (DatabaseError, UNUSABLE), (ExportError, UNUSABLE), (TableError, UNUSABLE),
+    (BenchLost, INCOMPLETE), (OtherDevice, OTHER_DEVICE),
+    (DatabaseError, UNUSABLE), (ExportError, UNUSABLE), (TableError, UNUSABLE),
 )  # fmt: skip
 
 

@@ -13,15 +13,30 @@ from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.autotuner.timer import HostTimer, Slot, Timer
 from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
 from mhctune.kernels.compiler import CompileError, Compiler
-from mhctune.kernels.seam import Arm, Deviation, Seam
+from mhctune.kernels.seam import Arm, Deviation, Problem, Seam
 from mhctune.kernels.space import Candidate
+
+INPUT_SETS = {"c": 1, "cuda": 3}
+"""Input sets that the bench of a target holds: on a GPU two sets of values beside the live one."""
+
+
+class BenchLost(Exception):
+    """A bench that is gone and could not be replaced: the failure that explains it."""
+
+    def __init__(self, failure: Failure) -> None:
+        """Keep the failure."""
+        super().__init__(failure.detail)
+        self.failure = failure
 
 
 class Bench(Protocol):
     """Holds the inputs of one cell and the candidates that are resident in it."""
 
-    def enter(self, cell: Cell, seed: int) -> int:
-        """Make fresh inputs for a cell and return their bytes."""
+    def input_bytes(self, cell: Cell) -> int:
+        """Return the bytes that the inputs of a cell will take, without touching the device."""
+
+    def enter(self, cell: Cell, seed: int) -> int | Failure:
+        """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
 
     def forecast(self, candidate: Candidate) -> Footprint:
         """Return the bytes a candidate will take, without touching the device."""
@@ -53,10 +68,21 @@ def verdict(deviations: list[Deviation]) -> Failure | None:
 
 def raised(error: Exception) -> Failure:
     """Return the failure that an exception of a candidate is."""
-    # torch has no class of its own for host memory: its allocator raises a RuntimeError.
-    no_memory = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+    # torch's host allocator raises a plain RuntimeError; so do graphs and modules that the driver refuses.
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    text = str(error)
+    no_memory = known or "DefaultCPUAllocator" in text or "out of memory" in text.lower()
     kind = FailureKind.OUT_OF_MEMORY if no_memory else FailureKind.LAUNCH
-    return Failure(kind, f"{type(error).__name__}: {error}")
+    return Failure(kind, f"{type(error).__name__}: {text}")
+
+
+def input_bytes(seam: Seam, problem: Problem, num_tokens: int, target: str) -> int:
+    """Return the bytes of a cell's inputs on the bench of a target; every input is affine in the tokens."""
+    one, two = (
+        sum(t.numel() * t.element_size() for t in seam.inputs(problem, tokens, 0, "cpu").values())
+        for tokens in (1, 2)
+    )
+    return INPUT_SETS[target] * (one + (num_tokens - 1) * (two - one))
 
 
 class HostBench:
@@ -73,10 +99,17 @@ class HostBench:
         self._inputs: dict[str, torch.Tensor] = {}
         self._input_bytes = 0
 
-    def enter(self, cell: Cell, seed: int) -> int:
-        """Make fresh inputs for a cell and return their bytes."""
+    def input_bytes(self, cell: Cell) -> int:
+        """Return the bytes that the inputs of a cell will take."""
+        return input_bytes(self._seam, cell.problem, cell.num_tokens, "c")
+
+    def enter(self, cell: Cell, seed: int) -> int | Failure:
+        """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
         self._cell = cell
-        self._inputs = self._seam.inputs(cell.problem, cell.num_tokens, seed, "cpu")
+        try:
+            self._inputs = self._seam.inputs(cell.problem, cell.num_tokens, seed, "cpu")
+        except (MemoryError, RuntimeError) as error:
+            return raised(error)
         self._input_bytes = sum(t.numel() * t.element_size() for t in self._inputs.values())
         return self._input_bytes
 

@@ -18,8 +18,9 @@ from mhctune.autotuner.stats import pairs_needed
 from mhctune.autotuner.sweep import Watcher
 from mhctune.autotuner.words import counted, percent
 from mhctune.kernels.dispatch import Choice, DispatchTable
+from mhctune.kernels.legality import problem_of, refusals
 from mhctune.kernels.registry import seam as find_seam
-from mhctune.kernels.seam import Problem, Variant
+from mhctune.kernels.seam import Variant
 from mhctune.kernels.space import Candidate
 
 CompileAll = Callable[[tuple[Variant, ...], Callable[[int, int], None]], None]
@@ -164,23 +165,6 @@ def _grounds(exported: DispatchTable, stored: DispatchTable) -> str:
     return "; ".join(parts) or "evidence"
 
 
-def refusals(table: DispatchTable) -> dict[Choice | None, str]:
-    """Return why choices of a table are illegal; the key None is for the whole table."""
-    try:
-        seam, problem = find_seam(table.seam), Problem(**table.problem)
-    except (KeyError, TypeError, ValueError) as error:
-        return {None: str(error.args[0])}
-    wrong: dict[Choice | None, str] = {}
-    for choice in table.choices:
-        try:
-            reasons = seam.arm(table.target, choice.arm).space(problem).refusals(dict(choice.config))
-        except KeyError as error:
-            reasons = (str(error.args[0]),)
-        if reasons:
-            wrong[choice] = f"{choice} is illegal: {'; '.join(reasons)}"
-    return wrong
-
-
 def legal(table: DispatchTable) -> Finding:
     """Check that every choice can be launched; that bands are contiguous from 1 no table may break."""
     wrong = refusals(table)
@@ -267,7 +251,7 @@ def remeasure(
         for b in silent
     ]
     spots = [spot for spot in spots if spot.choice not in wrong]
-    arms, problem = find_seam(table.seam), Problem(**table.problem)
+    arms, problem = find_seam(table.seam), problem_of(table)
     variants = (
         v
         for spot in spots

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mhctune.autotuner.bench import raised, verdict
+from mhctune.autotuner.bench import input_bytes, raised, verdict
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, overhead_us
 from mhctune.autotuner.protocol import UNROLL
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
@@ -79,14 +79,21 @@ class CudaBench:
         self._live: dict[str, torch.Tensor] = {}
         self._values: list[dict[str, torch.Tensor]] = []
 
-    def enter(self, cell: Cell, seed: int) -> int:
-        """Make fresh inputs for a cell and return their bytes."""
+    def input_bytes(self, cell: Cell) -> int:
+        """Return the bytes that the inputs of a cell will take."""
+        return input_bytes(self._seam, cell.problem, cell.num_tokens, "cuda")
+
+    def enter(self, cell: Cell, seed: int) -> int | Failure:
+        """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
         self._cell = cell
         device = str(self._device)
-        self._values = [
-            self._seam.inputs(cell.problem, cell.num_tokens, s, device) for s in (seed, seed + 2**30)
-        ]
-        self._live = {name: tensor.clone() for name, tensor in self._values[0].items()}
+        seeds = (seed, seed + 2**30)
+        try:
+            self._values = [self._seam.inputs(cell.problem, cell.num_tokens, s, device) for s in seeds]
+            self._live = {name: tensor.clone() for name, tensor in self._values[0].items()}
+        except (MemoryError, RuntimeError) as error:
+            self._values, self._live = [], {}
+            return raised(error)
         # Every capture collects garbage; what the compiler left behind need not be walked each time.
         gc.collect()
         gc.freeze()
@@ -109,11 +116,12 @@ class CudaBench:
             return self._prepare(candidate)
         except CompileError as error:
             return Failure(FailureKind.COMPILE, str(error))
-        except torch.cuda.OutOfMemoryError as error:
-            self._collect()
-            return Failure(FailureKind.OUT_OF_MEMORY, str(error).split(". ")[0])
         except Exception as error:  # candidates run here: whatever they raise is their failure row
-            return raised(error)
+            failure = raised(error)
+        # Not before the block has ended: the exception's frames hold the buffers of the candidate.
+        if failure.kind is FailureKind.OUT_OF_MEMORY:
+            self._collect()
+        return failure
 
     def _prepare(self, candidate: Candidate) -> Footprint | Failure:
         cell, config = self._entered(), candidate.config
@@ -172,6 +180,7 @@ class CudaBench:
         for candidate in list(self._residents):
             self.release(candidate)
         self._live, self._values, self._cell = {}, [], None
+        gc.unfreeze()
         self._collect()
 
     def healthy(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mhctune.autotuner.bands import BandDeriver, Derivation, NoBands, Option, Segment
@@ -14,8 +14,6 @@ from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.sweep import unmeasured
 from mhctune.autotuner.words import counted
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
-from mhctune.kernels.registry import seam as find_seam
-from mhctune.kernels.seam import Seam
 from mhctune.kernels.space import Candidate
 
 CONFIDENCE = 0.95
@@ -45,6 +43,7 @@ def standings(trials: Sequence[Trial]) -> list[Standing]:
     Regrets a over the bridge and b of the bridge make (1 + a)(1 + b) - 1, point and limits alike; of
     several bridges the one with the smallest upper limit counts. Where one limit holds at confidence c,
     one over a bridge holds at least at 2 c - 1 (90 % for 95 %), and every further bridge takes 1 - c more.
+    A regret is never negative.
 
     Raises:
         TooFewSamples: a candidate shares enough rounds with nobody that leads to the best.
@@ -67,7 +66,16 @@ def standings(trials: Sequence[Trial]) -> list[Standing]:
                 f"{counted(trials[0].cell.num_tokens, 'token')}, and no third candidate links them. "
                 "Give the sweep a larger --vram-budget, or more --samples."
             )
-    return [Standing(c, measured[c].latency_us, placed[c]) for c in order]
+    return [Standing(c, measured[c].latency_us, _floored(placed[c])) for c in order]
+
+
+def _floored(interval: RegretInterval) -> RegretInterval:
+    """Return the interval with neither point nor upper limit below 0.
+
+    Round by round a candidate can be ahead of the lowest median: then the noise does not tell the two
+    apart, and nothing is lost by it, but nothing is gained by calling the other one best.
+    """
+    return replace(interval, point=max(interval.point, 0.0), upper=max(interval.upper, 0.0))
 
 
 def _placed(
@@ -108,11 +116,10 @@ def derive(
     sweep: SweepRecord,
     sweep_id: int,
     trials: Sequence[Trial],
-    candidates: Sequence[Candidate],
     max_regret: float,
     incumbent: DispatchTable | None = None,
 ) -> Derived:
-    """Derive the bands of a sweep.
+    """Derive the bands of a sweep, from what was kept alone: its arms may have changed since.
 
     A band covers no token count whose part of the grid was not measured: the table ends before the first.
 
@@ -120,15 +127,14 @@ def derive(
         NoBands: the smallest token count was not measured, or no candidate is within the bound somewhere.
         TooFewSamples: see `standings`.
     """
-    missing = unmeasured(sweep.token_counts, candidates, trials)
+    missing = unmeasured(sweep.token_counts, sweep.candidates, trials)
     counts = [n for n in sweep.token_counts if not missing or n < min(missing)]
     if not counts:
         raise NoBands(
             f"sweep {sweep_id} has nothing to derive bands from: {missing[min(missing)]}; run the sweep again"
         )
     cells = {n: standings([t for t in trials if t.cell.num_tokens == n]) for n in counts}
-    seam = find_seam(sweep.seam)
-    options = _options(seam, sweep, trials, cells, candidates)
+    options = _options(sweep, trials, cells)
     served = {n: _served(incumbent, n) for n in counts} if incumbent is not None else {}
     derivation = BandDeriver(max_regret).derive(counts, options, served)
     bands = tuple(
@@ -151,7 +157,7 @@ def derive(
             "worst_upper": round(derivation.worst_upper, 6),
             "mean_regret": round(derivation.mean_regret, 6),
             "variants": sorted(derivation.variants),
-            "candidates": len(candidates),
+            "candidates": len(sweep.variants),
             "protocol": dict(sweep.protocol),
             "sources": dict(sweep.sources),
             "failures": _failures(trials),
@@ -161,24 +167,19 @@ def derive(
 
 
 def _options(
-    seam: Seam,
-    sweep: SweepRecord,
-    trials: Sequence[Trial],
-    cells: Mapping[int, Sequence[Standing]],
-    candidates: Sequence[Candidate],
+    sweep: SweepRecord, trials: Sequence[Trial], cells: Mapping[int, Sequence[Standing]]
 ) -> list[Option]:
     found = {(n, s.candidate): s.regret for n, rows in cells.items() for s in rows}
     bytes_of: Counter[Candidate] = Counter()
     for trial in trials:
         bytes_of[trial.candidate] = max(bytes_of[trial.candidate], trial.footprint.forecast_bytes)
     options = []
-    for candidate in candidates:
+    for candidate, variants in sweep.variants.items():
         intervals = [found.get((n, candidate)) for n in cells]
-        variants = seam.arm(sweep.target, candidate.arm).variants(sweep.problem, candidate.config)
         options.append(
             Option(
                 candidate,
-                frozenset(str(v) for v in variants),
+                frozenset(variants),
                 bytes_of[candidate],
                 tuple(i.point if i else None for i in intervals),
                 tuple(i.upper if i else None for i in intervals),
@@ -224,17 +225,6 @@ def _evidence(
 def _failures(trials: Sequence[Trial]) -> dict[str, int]:
     kinds = Counter(t.outcome.kind.value for t in trials if isinstance(t.outcome, Failure))
     return dict(sorted(kinds.items()))
-
-
-def candidates_of(sweep: SweepRecord) -> tuple[Candidate, ...]:
-    """Return the candidates of a stored sweep, rebuilt from its space as it was."""
-    seam = find_seam(sweep.seam)
-    return tuple(
-        candidate
-        for arm in seam.arms(sweep.target)
-        if arm.name in sweep.space
-        for candidate in arm.space(sweep.problem).restricted(sweep.space[arm.name]).candidates()
-    )
 
 
 def incumbent_for(fingerprint: Fingerprint, tables: Sequence[DispatchTable]) -> DispatchTable | None:

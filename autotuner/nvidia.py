@@ -11,47 +11,54 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The first GPU as the driver reports it; `mig` is empty where it is off or unknown to the device."""
+    """The GPU that torch calls device 0, as the driver reports it; `mig` is empty unless it is a slice."""
 
     name: str
     memory_bytes: int
     free_bytes: int
     driver: str
     mig: str
+    sm_count: int
 
 
 def first_gpu() -> Gpu | None:
-    """Return the first GPU, or None without a driver or a GPU."""
+    """Return torch's device 0, or None where torch sees none.
+
+    NVML counts every GPU of the host in an order of its own; torch obeys CUDA_VISIBLE_DEVICES. So torch says
+    which, by its UUID, and NVML what it is, since asking CUDA for free memory would make a context.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
     import pynvml
 
+    properties = torch.cuda.get_device_properties(0)
+    pynvml.nvmlInit()
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        if pynvml.nvmlDeviceGetCount() == 0:
-            return None
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handle, mig = _handle(str(properties.uuid))
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         return Gpu(
-            name=pynvml.nvmlDeviceGetName(handle),
+            name=properties.name,
             memory_bytes=int(memory.total),
             free_bytes=int(memory.free),
             driver=pynvml.nvmlSystemGetDriverVersion(),
-            mig=_mig(handle),
+            mig=properties.name if mig else "",
+            sm_count=properties.multi_processor_count,
         )
     finally:
         pynvml.nvmlShutdown()
 
 
-def _mig(handle: object) -> str:
+def _handle(uuid: str) -> tuple[object, bool]:
+    """Return NVML's handle of a device by torch's UUID, and whether it is a slice of a GPU."""
     import pynvml
 
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
     try:
-        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError_NotSupported:
-        return ""
-    return "enabled" if current else ""
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}"), False
+    except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{bare}"), True
 
 
 def nvcc_version() -> str:

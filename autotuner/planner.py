@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mhctune.autotuner.bench import input_bytes
 from mhctune.autotuner.probe import Device, detect, fingerprint
 from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
 from mhctune.autotuner.sweep import SweepPlan
@@ -25,8 +26,14 @@ from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Problem, Seam
 from mhctune.kernels.space import SearchSpace
 
-COMPILE_S = {"c": 1.8, "cuda": 2.0}
-"""Seconds of one core a kernel: gcc with -O3 on one Xeon core; nvcc 13.0 on an H200 host."""
+COMPILE_S = {"c": 1.8, "cuda": 3.3}
+"""Seconds of one core a kernel: gcc with -O3 on one Xeon core; TileLang and nvcc 13.0 on an H200 host."""
+
+PREPARE_S = {"c": 0.005, "cuda": 0.017}
+"""Seconds to allocate, check and capture one candidate; measured on two Xeon cores and on an H200 host."""
+
+LOAD_S = {"c": 0.0, "cuda": 0.38}
+"""Seconds of the first launch of a kernel, one after the other: 56 s for 148 on an H200."""
 
 _STARTUP_S = 10.0
 """Importing torch and TileLang, measured on two cores."""
@@ -204,7 +211,7 @@ def forecast(plan: SweepPlan, cores: int, bandwidth_gb_s: float | None) -> Forec
         arms.append(ArmForecast(name, sum(1 for _ in space.points()), len(legal), len(kernels)))
     largest = max(plan.token_counts)
     hidden = plan.problem.hidden_size
-    input_bytes = largest * hidden * 10 + 24 * 4 * hidden * 4
+    inputs = input_bytes(plan.seam, plan.problem, largest, plan.target)
     sets = [
         total_bytes(plan.seam.arm(plan.target, c.arm).plan(plan.problem, c.config, largest))
         for c in plan.candidates
@@ -213,17 +220,19 @@ def forecast(plan: SweepPlan, cores: int, bandwidth_gb_s: float | None) -> Forec
     # One core of a server reads about 10 GB/s.
     rate = (bandwidth_gb_s or 10.0) * 1e3 / 2
     samples_us = sum(
-        max(plan.protocol.replay_us, floor_us, 36 * hidden * n / rate) for n in plan.token_counts
+        max(plan.protocol.replay_us, plan.protocol.unroll * max(floor_us, 36 * hidden * n / rate))
+        for n in plan.token_counts
     )
-    race_s = len(plan.candidates) * (plan.protocol.samples + 1) * samples_us / 1e6
+    prepare_s = PREPARE_S[plan.target] * plan.grid + LOAD_S[plan.target] * len(plan.variants)
+    race_s = prepare_s + len(plan.candidates) * (plan.protocol.samples + 1) * samples_us / 1e6
     compile_s = COMPILE_S[plan.target] * math.ceil(len(plan.variants) / max(cores, 1)) + _STARTUP_S
     return Forecast(
         arms=tuple(arms),
         variants=len(plan.variants),
         trials=plan.grid,
-        input_bytes=input_bytes,
+        input_bytes=inputs,
         set_bytes=max(sets, default=0),
-        resident_bytes=input_bytes + sum(sets),
+        resident_bytes=inputs + sum(sets),
         compile_s=compile_s,
         race_s=race_s,
     )

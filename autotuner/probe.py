@@ -133,7 +133,7 @@ def fingerprint(seam: Seam, target: str) -> Fingerprint:
 
     return Fingerprint(
         gpu_name=gpu.name,
-        sm_count=torch.cuda.get_device_properties(0).multi_processor_count,
+        sm_count=gpu.sm_count,
         memory_gib=round(gpu.memory_bytes / 2**30),
         mig=gpu.mig,
         driver=gpu.driver,

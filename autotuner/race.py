@@ -38,6 +38,8 @@ class _Runner:
     samples: dict[tuple[int, int], Sample] = field(default_factory=dict)
     finished: bool = False
     failed: bool = False
+    crowded: bool = False
+    """Out of memory while it was timed beside others: it is timed again in a smaller batch."""
 
     @property
     def latency_us(self) -> float:
@@ -93,13 +95,28 @@ class Race:
         unsettled = [c for c in candidates if c not in trials or not trials[c].settled]
         if not unsettled:
             return
-        self._input_bytes = self._bench.enter(self._cell, self._protocol.seed + self._cell.num_tokens)
+        needed = Footprint(self._bench.input_bytes(self._cell), 0, 0)
+        if not self._budget.fits(needed.input_bytes, ()):
+            detail = self._budget.shortfall(needed.input_bytes, needed)
+            self.refuse(unsettled, Failure(FailureKind.OVER_BUDGET, detail))
+            return
+        entered = self._bench.enter(self._cell, self._protocol.seed + self._cell.num_tokens)
+        if isinstance(entered, Failure):
+            self.refuse(unsettled, entered)
+            return
+        self._input_bytes = entered
         try:
             measured = [t for t in trials.values() if isinstance(t.outcome, Measurement)]
             self._done = [self._runner(t.candidate, t) for t in measured]
             self._batches([self._runner(c, trials.get(c)) for c in unsettled])
         finally:
             self._bench.leave()
+
+    def refuse(self, candidates: Sequence[Candidate], failure: Failure) -> None:
+        """Record one failure for all: what is wrong is the cell's, not theirs."""
+        for candidate in candidates:
+            self._store.fail_trial(self._sweep_id, self._cell, candidate, Footprint(0, 0, 0), failure)
+            self._tell(candidate, failure)
 
     def _runner(self, candidate: Candidate, trial: Trial | None) -> _Runner:
         runner = _Runner(candidate, self._bench.forecast(candidate))
@@ -127,8 +144,16 @@ class Race:
         new = any(not runner.finished for runner in ready)
         if new:
             self._rounds(batch, ready)
+        crowded = [runner for runner in ready if runner.crowded]
         for runner in ready:
-            self._finish(runner)
+            if not runner.crowded:
+                self._finish(runner)
+        if crowded:
+            # Memory ran out while they were timed: half as many at a time, and they wait for their turn.
+            self._limit = max(1, (len(ready) - len(crowded)) // 2)
+            for runner in crowded:
+                runner.crowded = False
+            queue.extendleft(reversed([runner for runner in crowded if not runner.finished]))
         return new
 
     def _admit(self, champion: _Runner | None, queue: deque[_Runner]) -> list[_Runner]:
@@ -183,11 +208,11 @@ class Race:
             self._check_stop()
             taken: list[tuple[int, Sample]] = []
             for runner in runners if round % 2 == 0 else runners[::-1]:
-                if runner.failed or (batch, round) in runner.samples:
+                if runner.failed or runner.crowded or (batch, round) in runner.samples:
                     continue
                 latency = sampled(self._bench, runner.candidate, batch, round, launches)
                 if isinstance(latency, Failure):
-                    self._fail(runner, latency)
+                    self._drop(runner, latency, runners)
                     continue
                 sample = Sample(batch, round, len(taken), launches, latency)
                 runner.samples[batch, round] = sample
@@ -201,12 +226,21 @@ class Race:
         for runner in runners:
             latency = self._bench.sample(runner.candidate, batch, 0, 1)
             if isinstance(latency, Failure):
-                self._fail(runner, latency)
+                self._drop(runner, latency, runners)
             else:
                 rough.append(latency)
         begun = {s.launches for r in runners for s in r.samples.values() if s.batch == batch}
         fastest = min((latency for latency in rough if latency > 0), default=1.0)
         return max(begun, default=self._protocol.launches(fastest))
+
+    def _drop(self, runner: _Runner, failure: Failure, runners: Sequence[_Runner]) -> None:
+        """Take out of the batch who failed; out of memory beside other newcomers is no failure of its own."""
+        newcomers = sum(not (r.finished or r.failed or r.crowded) for r in runners)
+        if failure.kind is FailureKind.OUT_OF_MEMORY and (newcomers > 1 or runner.finished):
+            runner.crowded = True
+            self._bench.release(runner.candidate)
+        else:
+            self._fail(runner, failure)
 
     def _finish(self, runner: _Runner) -> None:
         self._bench.release(runner.candidate)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from mhctune.autotuner.records import (
@@ -17,43 +17,59 @@ from mhctune.autotuner.records import (
     Sample,
     Trial,
 )
-from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.store import SweepRecord, variants_of, variants_to_data
+from mhctune.autotuner.words import counted
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.recorded import Recorded
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
-COLUMNS = ("num_tokens", "arm", "config", "output_bytes", "scratch_bytes", "failure", "detail", "samples_us")
-"""A row a trial. `samples_us` holds `batch:round:launches:latency`, separated by blanks."""
+_BYTES = tuple(field.name for field in fields(Footprint))
+
+COLUMNS = ("num_tokens", "arm", "config", *_BYTES, "failure", "detail", "samples_us")
+"""A row a trial. `samples_us` holds `batch:round:launches:latency`, separated by blanks.
+
+The place of a sample in its round is left out: no derivation reads it, and it would add a tenth to the file.
+"""
 
 _SWEEP = ("digest", "seam", "target", "token_counts", "grid", "space", "protocol", "sources", "bound")
 
 
-def recording(sweep: SweepRecord, trials: Sequence[Trial], about: str, source: str) -> Iterator[str]:
-    """Yield the lines of a recorded sweep: the header, then a row a trial, in the order they were opened."""
+class Unfinished(ValueError):
+    """A sweep that cannot be recorded: trials of it are still being raced."""
+
+
+def recording(sweep: SweepRecord, trials: Sequence[Trial], about: str, source: str) -> list[str]:
+    """Return the lines of a recorded sweep: the header, then a row a trial, in the order they were opened.
+
+    Raises:
+        Unfinished: a trial has no outcome; a row would pass for a measurement of the rounds so far.
+    """
+    racing = sum(trial.outcome is None for trial in trials)
+    if racing:
+        raise Unfinished(f"{counted(racing, 'trial')} of {len(trials)} still race; run the sweep to its end")
+    kept = {name: getattr(sweep, name) for name in _SWEEP}
+    problem, variants = sweep.problem.to_dict(), variants_to_data(sweep.variants)
     header = {
         "about": about,
         "source": source,
         "columns": COLUMNS,
         "fingerprint": asdict(sweep.fingerprint),
         "unit": "us",
-        "sweep": {**{name: getattr(sweep, name) for name in _SWEEP}, "problem": sweep.problem.to_dict()},
+        "sweep": {**kept, "problem": problem, "variants": variants},
     }
-    yield json.dumps(header, sort_keys=True, separators=(",", ":"))
-    for trial in trials:
-        yield json.dumps(_row(trial), separators=(",", ":"))
+    first = json.dumps(header, sort_keys=True, separators=(",", ":"))
+    return [first, *(json.dumps(_row(trial), separators=(",", ":")) for trial in trials)]
 
 
 def _row(trial: Trial) -> list[int | str | None]:
     failed = trial.outcome if isinstance(trial.outcome, Failure) else None
-    footprint = trial.footprint
     return [
         trial.cell.num_tokens,
         trial.candidate.arm,
         trial.candidate.key,
-        footprint.output_bytes,
-        footprint.scratch_bytes,
+        *(getattr(trial.footprint, name) for name in _BYTES),
         failed.kind.value if failed else None,
         failed.detail if failed else None,
         " ".join(f"{s.batch}:{s.round}:{s.launches}:{s.latency_us:.4f}" for s in trial.samples),
@@ -64,16 +80,20 @@ def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:
     """Return the sweep and the trials of a recording.
 
     Raises:
-        ConfigError: the recording holds single timings and no sweep.
+        ConfigError: the recording holds single timings and no sweep, or not all of a sweep.
     """
     if recorded.sweep is None:
         raise ConfigError(f"{recorded.about[:60]!r} is a recording of single timings, not of a sweep")
-    fields: dict[str, Any] = dict(recorded.sweep)
-    problem = Problem(**fields.pop("problem"))
-    fields["token_counts"] = tuple(fields["token_counts"])
-    fingerprint = Fingerprint(**recorded.fingerprint)  # type: ignore[arg-type]
-    sweep = SweepRecord(problem=problem, fingerprint=fingerprint, **fields)
-    return sweep, [_trial(sweep, number, row) for number, row in enumerate(recorded.rows, start=1)]
+    given: dict[str, Any] = dict(recorded.sweep)
+    try:
+        given["problem"] = Problem(**given["problem"])
+        given["token_counts"] = tuple(given["token_counts"])
+        given["variants"] = variants_of(given["variants"])
+        fingerprint = Fingerprint(**recorded.fingerprint)  # type: ignore[arg-type]
+        sweep = SweepRecord(fingerprint=fingerprint, **given)
+        return sweep, [_trial(sweep, number, row) for number, row in enumerate(recorded.rows, start=1)]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{recorded.about[:60]!r} does not hold what a sweep needs: {error}") from error
 
 
 def _trial(sweep: SweepRecord, number: int, row: dict[str, Any]) -> Trial:
@@ -83,9 +103,8 @@ def _trial(sweep: SweepRecord, number: int, row: dict[str, Any]) -> Trial:
     if row["failure"] is not None:
         outcome = Failure(FailureKind(row["failure"]), row["detail"])
     candidate = Candidate.of(row["arm"], json.loads(row["config"]))
-    return Trial(
-        cell, candidate, Footprint(0, row["output_bytes"], row["scratch_bytes"]), outcome, samples, number
-    )
+    footprint = Footprint(*(row[name] for name in _BYTES))
+    return Trial(cell, candidate, footprint, outcome, samples, number)
 
 
 def _sample(text: str) -> Sample:

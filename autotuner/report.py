@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -52,6 +52,12 @@ class SweepLine:
     measured: int
     failures: Mapping[FailureKind, int]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-able data, without the long list of candidates: the space says them shorter."""
+        data = asdict(replace(self, record=replace(self.record, variants={})))
+        del data["record"]["variants"]
+        return data
+
 
 def sweeps_sheet(lines: Sequence[SweepLine], place: str) -> Sheet:
     """Show the sweeps of a database."""
@@ -88,10 +94,20 @@ def answer_dict(table: DispatchTable, answer: Answer) -> dict[str, Any]:
     }
 
 
+def token_range(first: int, last: int | None) -> str:
+    """Return a token range for people; one without an end is open above."""
+    if last is None:
+        return f"{first} and up"
+    return f"{first}-{last}" if last > first else str(first)
+
+
 def answer_text(table: DispatchTable, answer: Answer) -> str:
     """Return the answer of a lookup as a line."""
-    tokens = f"tokens {answer.first} to {'up' if answer.last is None else answer.last}"
-    return f"{answer.choice}  {tokens}  status {answer.status}  table {table.digest[:12]}"
+    status = str(answer.status)
+    if answer.status != table.status:
+        status += f" (the table is {table.status})"
+    tokens = token_range(answer.first, answer.last)
+    return f"{answer.choice}  tokens {tokens}  status {status}  table {table.digest[:12]}"
 
 
 def config_text(config: Iterable[tuple[str, int]]) -> str:
@@ -100,34 +116,41 @@ def config_text(config: Iterable[tuple[str, int]]) -> str:
 
 
 def bands_sheet(table: DispatchTable) -> Sheet:
-    """Show the bands of a table: choice, and its worst regret with the upper limit of that."""
+    """Show the bands of a table: choice, and its worst regret with the upper limit of that.
+
+    Where the choice is the best of every measured token count it says so: its regret is 0 by definition,
+    which is no evidence.
+    """
     rows = []
     for band in table.bands:
         measured = band.evidence.get("measured", [])
-        rows.append(
-            (
-                f"{band.first}-{band.last}" if band.last > band.first else str(band.first),
-                band.choice.arm,
-                config_text(band.choice.config),
-                percent(max((m["regret"] for m in measured), default=0.0)),
-                percent(max((m["upper"] for m in measured), default=0.0)),
-            )
-        )
-    evidence = table.evidence
-    notes = [f"above {table.max_tokens}: {table.default} (default)"]
-    if "variants" in evidence:
-        kernels = counted(len(evidence["variants"]), "compiled kernel")
-        notes.append(
-            f"{counted(len(table.bands), 'band')}, {kernels}; regret against the best of each measured token "
-            f"count: mean {percent(evidence['mean_regret'])}, upper limit {percent(evidence['worst_upper'])} "
-            f"(bound {percent(evidence['max_regret'])})"
-        )
-    notes.append(
-        f"{table.fingerprint.gpu_name}, sweep {evidence.get('sweep', '?')}, table {table.digest[:12]}"
-    )
+        regret, limit = "", ""
+        if measured and all(m["best"] == str(band.choice) for m in measured):
+            regret = "best"
+        elif measured:
+            worst = [max(m[key] for m in measured) for key in ("regret", "upper")]
+            regret, limit = (f"{share:.1%}" if share < 1 else f"{share:.0%}" for share in worst)
+        tokens = token_range(band.first, band.last)
+        rows.append((tokens, band.choice.arm, config_text(band.choice.config), regret, limit))
     columns = ("tokens", "arm", "config", "regret", "limit")
     title = f"bands of {table.seam}, hidden {table.problem['hidden_size']}"
-    return Sheet(title, columns, tuple(rows), tuple(notes))
+    return Sheet(title, columns, tuple(rows), _bands_notes(table))
+
+
+def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
+    evidence = table.evidence
+    notes = [f"above {table.max_tokens}: {table.default} (default, not measured)"]
+    if "variants" in evidence:
+        kernels = counted(len(evidence["variants"]), "compiled kernel")
+        rounds = min(m["rounds"] for band in table.bands for m in band.evidence["measured"])
+        mean, worst = percent(evidence["mean_regret"]), percent(evidence["worst_upper"])
+        notes += [
+            f"{counted(len(table.bands), 'band')}, {kernels}; mean regret {mean}, worst limit {worst} "
+            f"(bound {percent(evidence['max_regret'])})",
+            f"limit: upper 95 % limit of the regret from {rounds} rounds, each token count on its own",
+        ]
+    source = f"sweep {evidence.get('sweep', '?')}, table {table.digest[:12]}"
+    return (*notes, f"{table.fingerprint.gpu_name}, {source}")
 
 
 def arms_sheet(derived: Derived) -> Sheet:
@@ -136,18 +159,25 @@ def arms_sheet(derived: Derived) -> Sheet:
     rows = []
     for count, standings in derived.cells.items():
         best = {arm: next((s for s in standings if s.candidate.arm == arm), None) for arm in arms}
-        served = derived.table.lookup(count).choice
+        choice = derived.table.lookup(count).choice
+        served = next(s for s in standings if str(s.candidate) == str(choice))
+        undecided = sum(s is not None and s.tied for s in best.values()) > 1
         rows.append(
             (
                 count,
                 *(round(s.latency_us, 1) if s else "-" for s in best.values()),
-                round(next(s for s in standings if str(s.candidate) == str(served)).latency_us, 1),
-                served.arm,
+                round(served.latency_us, 1),
+                percent(served.regret.point),
+                choice.arm + (" (arms tied)" if undecided else ""),
                 sum(s.tied for s in standings),
             )
         )
-    columns = ("tokens", *(f"best {arm}" for arm in arms), "served", "served arm", "tied")
-    notes = ("tied: candidates that the samples do not tell from the best",)
+    candidates = derived.table.evidence["candidates"]
+    columns = ("tokens", *(f"best {arm}" for arm in arms), "served", "regret", "served arm", "tied")
+    notes = (
+        "regret: median of the ratios to the best, round by round; not the ratio of the medians shown",
+        f"tied: as good as the best within the noise, of {candidates} candidates; arms tied: of several arms",
+    )
     return Sheet("median microseconds per launch", columns, tuple(rows), notes)
 
 
@@ -164,11 +194,27 @@ class Explanation:
     standings: Sequence[Standing]
     footprint: Footprint
     failures: Mapping[Candidate, Failure]
+    table: DispatchTable
+
+    @property
+    def _place(self) -> int:
+        """Where the choice stands among the measured candidates, from 0."""
+        return next(i for i, s in enumerate(self.standings) if str(s.candidate) == str(self.answer.choice))
+
+    def _shown(self, limit: int) -> list[Standing]:
+        """Return the first `limit` candidates, and the served one if it is not among them."""
+        shown = list(self.standings[:limit])
+        return shown if self._place < limit else [*shown, self.standings[self._place]]
 
     def to_dict(self, limit: int) -> dict[str, Any]:
         """Return it as JSON-able data, with the first `limit` candidates."""
         return {
             "choice": str(self.answer.choice),
+            "place": self._place + 1,
+            "table": self.table.digest,
+            "gpu": self.table.fingerprint.gpu_name,
+            "sweep": self.table.evidence["sweep"],
+            "max_regret": self.table.evidence["max_regret"],
             "measured_at": self.measured_at,
             "bytes": asdict(self.footprint),
             "candidates": [
@@ -178,13 +224,14 @@ class Explanation:
                     **asdict(s.regret),
                     "tied": s.tied,
                 }
-                for s in self.standings[:limit]
+                for s in self._shown(limit)
             ],
             "failures": [{"candidate": str(c), **asdict(failure)} for c, failure in self.failures.items()],
         }
 
     def sheet(self, limit: int) -> Sheet:
         """Show the first `limit` candidates with their regret and its limits, the bytes and the failures."""
+        served = self.standings[self._place]
         rows = tuple(
             (
                 s.candidate.arm,
@@ -193,23 +240,42 @@ class Explanation:
                 percent(s.regret.point),
                 percent(s.regret.lower),
                 percent(s.regret.upper),
+                "served" if s is served else "tied" if s.tied else "",
             )
-            for s in self.standings[:limit]
+            for s in self._shown(limit)
         )
+        columns = ("arm", "config", "us", "regret", "lower", "upper", "")
+        return Sheet(self._title(), columns, rows, tuple(self._notes()))
+
+    def _title(self) -> str:
+        title = f"{counted(self.num_tokens, 'token')}: {self.answer.choice}"
+        title += f", for {token_range(self.answer.first, self.answer.last)}"
+        if self.measured_at != self.num_tokens:
+            title += f"; measured at {self.measured_at}"
+        return title
+
+    def _notes(self) -> Iterator[str]:
         tied, footprint = sum(s.tied for s in self.standings), self.footprint
-        notes = (
+        evidence = self.table.evidence
+        if self._place == 0:
+            yield "served: the best here"
+        else:
+            yield (
+                f"served: {self._place + 1} of {len(self.standings)} here, chosen so that all bands together "
+                f"need the fewest kernels under the bound of {percent(evidence['max_regret'])}"
+            )
+        yield (
             f"{counted(len(self.standings), 'candidate')} measured at {counted(self.measured_at, 'token')}, "
-            f"{tied} tied with the best (lower limit not above 0)",
-            f"bytes of the choice: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, "
-            f"scratch {footprint.scratch_bytes:,}, graph {footprint.graph_bytes:,}",
-            *(f"failed: {candidate}: {f.kind}: {f.detail}" for candidate, f in self.failures.items()),
+            f"{tied} tied with the best: their lower 95 % limit is not above 0"
         )
-        until = self.answer.last if self.answer.last is not None else "up"
-        title = (
-            f"{counted(self.num_tokens, 'token')}: {self.answer.choice}, "
-            f"{self.answer.status}, for {self.answer.first} to {until}"
+        yield (
+            f"bytes there: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, "
+            f"scratch {footprint.scratch_bytes:,}, graph {footprint.graph_bytes:,}"
         )
-        return Sheet(title, ("arm", "config", "us", "regret", "lower", "upper"), rows, notes)
+        gpu, digest = self.table.fingerprint.gpu_name, self.table.digest[:12]
+        yield f"{gpu}, sweep {evidence['sweep']}, table {digest}"
+        for candidate, failure in self.failures.items():
+            yield f"failed: {candidate}: {failure.kind}: {failure.detail}"
 
 
 def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Explanation:
@@ -224,17 +290,19 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
         derived.cells[count],
         next(trial.footprint for trial in here if str(trial.candidate) == str(answer.choice)),
         {t.candidate: t.outcome for t in here if isinstance(t.outcome, Failure)},
+        derived.table,
     )
 
 
-def forecast_sheet(forecast: Forecast) -> Sheet:
+def forecast_sheet(forecast: Forecast, cores: int) -> Sheet:
     """Show what a plan will cost."""
     rows = tuple((arm.arm, arm.points, arm.candidates, arm.variants) for arm in forecast.arms)
     notes = (
         f"{forecast.variants} kernels to compile (shared ones once), {forecast.trials} trials",
         f"memory at the largest token count: inputs {size(forecast.input_bytes)}, one buffer set up to "
         f"{size(forecast.set_bytes)}, all candidates at once {size(forecast.resident_bytes)}",
-        f"about {forecast.compile_s:.0f} s to start and compile, {forecast.race_s:.0f} s to check and race",
+        f"about {forecast.compile_s:.0f} s to start and compile with {counted(cores, 'core')}, "
+        f"{forecast.race_s:.0f} s to check and race",
     )
     return Sheet("plan", ("arm", "points", "legal candidates", "kernels"), rows, notes)
 

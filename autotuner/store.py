@@ -21,6 +21,8 @@ class SweepRecord:
         target: `c` or `cuda`.
         grid: Number of (cell, candidate) pairs.
         space: Per arm the tunables and their values, as JSON-able data.
+        variants: The candidates in the order ties are broken, each with the names of its compiled kernels.
+            Kept, because later arms may give other ones; not part of the digest by itself.
         protocol: How it was measured, as JSON-able data.
         bound: Regret bound of the bands (0.05 is 5 %); not part of the digest.
     """
@@ -32,11 +34,27 @@ class SweepRecord:
     token_counts: tuple[int, ...]
     grid: int
     space: Mapping[str, Any]
+    variants: Mapping[Candidate, tuple[str, ...]]
     protocol: Mapping[str, Any]
     fingerprint: Fingerprint
     sources: Mapping[str, str]
     """Source hash by arm."""
     bound: float
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """What was raced in each cell, in the order ties are broken."""
+        return tuple(self.variants)
+
+
+def variants_to_data(variants: Mapping[Candidate, tuple[str, ...]]) -> list[list[Any]]:
+    """Return candidates and the names of their kernels as JSON-able data that keeps their order."""
+    return [[candidate.arm, candidate.config, list(names)] for candidate, names in variants.items()]
+
+
+def variants_of(data: Sequence[Sequence[Any]]) -> dict[Candidate, tuple[str, ...]]:
+    """Read what `variants_to_data` returned."""
+    return {Candidate.of(arm, config): tuple(names) for arm, config, names in data}
 
 
 class Store(Protocol):

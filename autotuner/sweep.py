@@ -8,11 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mhctune.autotuner.bench import Bench
+from mhctune.autotuner.bench import Bench, BenchLost
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.race import Race, Stopped
-from mhctune.autotuner.records import UNMEASURED, Cell, Failure, Measurement, SweepState, Trial
+from mhctune.autotuner.records import (
+    UNMEASURED,
+    Cell,
+    Failure,
+    Measurement,
+    SweepState,
+    Trial,
+)
 from mhctune.autotuner.store import Store, SweepRecord
 from mhctune.autotuner.words import counted
 from mhctune.kernels.dispatch import Fingerprint
@@ -81,6 +88,7 @@ class SweepPlan:
             token_counts=self.token_counts,
             grid=self.grid,
             space=space,
+            variants={c: tuple(map(str, self.variants_of(c))) for c in self.candidates},
             protocol=self.protocol.to_dict(),
             fingerprint=self.fingerprint,
             sources={arm: self.seam.arm(self.target, arm).source_hash for arm in self.spaces},
@@ -140,21 +148,23 @@ class Sweep:
         finished = {(t.cell.num_tokens, t.candidate) for t in known if t.settled}
         self._watcher.begun(sweep_id, len(finished), plan.grid)
         pending = [c for c in plan.candidates if any((n, c) not in finished for n in plan.token_counts)]
+        lost = ""
         try:
             variants = tuple(dict.fromkeys(v for c in pending for v in plan.variants_of(c)))
             self._compile_all(variants, self._compiled)
             for index, cell in enumerate(plan.cells):
                 self._watcher.entered(cell, index, len(plan.cells))
-                self._race(sweep_id, cell).run(
-                    plan.candidates, [t for t in known if t.cell.num_tokens == cell.num_tokens]
-                )
+                found = [t for t in known if t.cell.num_tokens == cell.num_tokens]
+                self._race(sweep_id, cell).run(plan.candidates, found)
         except Stopped:
             store.end(sweep_id, SweepState.INTERRUPTED)
             return SweepResult(sweep_id, SweepState.INTERRUPTED, ())
+        except BenchLost as error:
+            lost = f"the bench was lost for good: {error}"
         missing = unmeasured(plan.token_counts, plan.candidates, store.trials(sweep_id))
-        state = SweepState.INCOMPLETE if missing else SweepState.COMPLETE
+        state = SweepState.INCOMPLETE if missing or lost else SweepState.COMPLETE
         store.end(sweep_id, state)
-        return SweepResult(sweep_id, state, tuple(missing.values()))
+        return SweepResult(sweep_id, state, tuple(filter(None, (lost, *missing.values()))))
 
     def _compiled(self, done: int, total: int) -> None:
         self._watcher.compiled(done, total)
@@ -177,13 +187,15 @@ def require_room(plan: SweepPlan, bench: Bench, budget: VramBudget) -> None:
         BudgetError: with the bytes that the smallest candidate needs.
     """
     smallest = plan.cells[0]
-    input_bytes = bench.enter(smallest, plan.protocol.seed)
+    where = counted(smallest.num_tokens, "token")
+    entered = bench.enter(smallest, plan.protocol.seed)
+    if isinstance(entered, Failure):
+        raise BudgetError(f"the inputs at {where} find no memory: {entered.detail}")
     footprints = [bench.forecast(candidate) for candidate in plan.candidates]
     bench.leave()
-    if not any(budget.fits(input_bytes, [footprint]) for footprint in footprints):
+    if not any(budget.fits(entered, [footprint]) for footprint in footprints):
         least = min(footprints, key=lambda f: f.forecast_bytes)
-        where = counted(smallest.num_tokens, "token")
-        raise BudgetError(f"at {where} {budget.shortfall(input_bytes, least)}")
+        raise BudgetError(f"at {where} {budget.shortfall(entered, least)}")
 
 
 def unmeasured(

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import multiprocessing
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from mhctune.autotuner.bench import Bench
+from mhctune.autotuner.bench import Bench, BenchLost
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.kernels.seam import Variant
 from mhctune.kernels.space import Candidate
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _is_main_thread() -> bool:
+    """Only there may Python set signal handlers."""
+    return threading.current_thread() is threading.main_thread()
 
 
 class Compiling(Protocol):
@@ -33,33 +47,44 @@ class Limits:
     """Without any kernel finishing."""
 
 
-class WorkerLost(Exception):
-    """The worker is gone: the failure that explains it."""
-
-    def __init__(self, failure: Failure) -> None:
-        """Keep the failure."""
-        super().__init__(failure.detail)
-        self.failure = failure
-
-
 def _serve(connection: Connection, make: Callable[[], tuple[Bench, Compiling]]) -> None:
-    """Answer calls until the connection closes. Runs in the worker."""
-    # The terminal sends SIGINT to the whole group: the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Answer calls until the connection closes. Runs in the worker.
+
+    A session of its own takes the compilers it starts with it when it is killed; it dies with its parent.
+    """
+    os.setsid()
+    _die_with_parent()
+    # A terminal or a job manager signals everybody: the parent decides what it means.
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     bench, compiler = make()
-    connection.send(("ready", None))
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has gone
+        _answer(connection, bench, compiler)
+
+
+def _answer(connection: Connection, bench: Bench, compiler: Compiling) -> None:
+    connection.send((0, "ready", None))
     while True:
-        try:
-            name, arguments = connection.recv()
-        except EOFError:
-            return
+        serial, name, arguments = connection.recv()
         if name == "compile_all":
-            compiler.compile_all(arguments[0], lambda done, total: connection.send(("told", (done, total))))
-            connection.send(("done", None))
+            compiler.compile_all(arguments[0], partial(_tell, connection, serial))
+            connection.send((serial, "done", None))
             continue
         result = getattr(bench, name)(*arguments)
         healthy = getattr(bench, "healthy", lambda: True)
-        connection.send(("done" if not isinstance(result, Failure) or healthy() else "lost", result))
+        kind = "done" if not isinstance(result, Failure) or healthy() else "lost"
+        connection.send((serial, kind, result))
+
+
+def _tell(connection: Connection, serial: int, done: int, total: int) -> None:
+    connection.send((serial, "told", (done, total)))
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, however that ends; elsewhere do nothing."""
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 class RemoteBench:
@@ -76,19 +101,28 @@ class RemoteBench:
         self._residents: list[Candidate] = []
         self._lost: dict[Candidate, Failure] = {}
         self.respawns = 0
+        self._serial, self._busy = 0, False
         self._start()
+        # Before multiprocessing's own farewell, which would ask politely a worker that does not listen.
+        atexit.register(self._kill)
 
     def compile_all(self, variants: Sequence[Variant], tell: Callable[[int, int], None]) -> None:
         """Compile in the worker; one that dies over it is replaced, and the rest is compiled when needed."""
         try:
             self._call("compile_all", (tuple(variants),), self._limits.compile_s, tell)
-        except WorkerLost:
+        except BenchLost:
             self._respawn()
 
-    def enter(self, cell: Cell, seed: int) -> int:
-        """Make fresh inputs for a cell and return their bytes."""
-        self._cell, self._residents, self._lost = (cell, seed), [], {}
-        return int(self._plain("enter", (cell, seed)))
+    def input_bytes(self, cell: Cell) -> int:
+        """Return the bytes that the inputs of a cell will take."""
+        return int(self._plain("input_bytes", (cell,)))
+
+    def enter(self, cell: Cell, seed: int) -> int | Failure:
+        """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
+        self._cell, self._residents, self._lost = None, [], {}
+        result: int | Failure = self._plain("enter", (cell, seed))
+        self._cell = (cell, seed)
+        return result
 
     def forecast(self, candidate: Candidate) -> Footprint:
         """Return the bytes a candidate will take."""
@@ -117,24 +151,34 @@ class RemoteBench:
         """Free what a candidate holds."""
         if candidate in self._residents:
             self._residents.remove(candidate)
-            self._plain("release", (candidate,))
+            if not self._interrupted():
+                self._plain("release", (candidate,))
 
     def leave(self) -> None:
         """Free the inputs."""
-        self._plain("leave", ())
         self._cell, self._residents, self._lost = None, [], {}
+        if not self._interrupted():
+            self._plain("leave", ())
 
     def close(self) -> None:
         """End the worker."""
         self._connection.close()
-        self._process.join(5)
+        if not self._busy:
+            self._process.join(5)
         self._kill()
+        atexit.unregister(self._kill)
+
+    def _interrupted(self) -> bool:
+        """Whether an exception cut a call short: the worker is still at it, and is ended instead of asked."""
+        if self._busy:
+            self._kill()
+        return self._busy
 
     def _plain(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call what no candidate takes part in; once more in a fresh worker if this one is gone."""
         try:
             return self._call(name, arguments, self._limits.prepare_s)
-        except WorkerLost:
+        except BenchLost:
             self._respawn()
             return self._call(name, arguments, self._limits.prepare_s)
 
@@ -142,7 +186,7 @@ class RemoteBench:
         """Call what runs a candidate; whatever happens to the worker is that candidate's failure."""
         try:
             return self._call(name, arguments, limit_s)
-        except WorkerLost as lost:
+        except BenchLost as lost:
             if culprit in self._residents:
                 self._residents.remove(culprit)
             self._respawn()
@@ -155,32 +199,38 @@ class RemoteBench:
         limit_s: float,
         tell: Callable[[int, int], None] = lambda done, total: None,
     ) -> Any:
+        self._serial += 1
+        self._busy = True
         try:
-            self._connection.send((name, arguments))
+            self._connection.send((self._serial, name, arguments))
             while True:
-                kind, result = self._receive(name, limit_s)
+                serial, kind, result = self._receive(name, limit_s)
+                if serial != self._serial:
+                    continue  # the answer to a call that was cut short
                 if kind == "told":
                     tell(*result)
-                elif kind == "lost":
-                    raise WorkerLost(
-                        Failure(FailureKind.CRASHED, f"the device was lost in {name}: {result.detail}")
-                    )
-                else:
-                    return result
+                    continue
+                self._busy = False
+                if kind == "lost":
+                    detail = f"the device was lost in {name}: {result.detail}"
+                    raise BenchLost(Failure(FailureKind.CRASHED, detail))
+                return result
         except (EOFError, OSError) as error:
-            raise WorkerLost(self._obituary(name)) from error
+            raise BenchLost(self._obituary(name)) from error
 
-    def _receive(self, name: str, limit_s: float) -> tuple[str, Any]:
+    def _receive(self, name: str, limit_s: float) -> tuple[int, str, Any]:
         if not self._connection.poll(limit_s):
             self._kill()
-            raise WorkerLost(Failure(FailureKind.TIMEOUT, f"{name} took more than {limit_s:g} s; killed"))
-        kind, result = self._connection.recv()
-        return kind, result
+            raise BenchLost(Failure(FailureKind.TIMEOUT, f"{name} took more than {limit_s:g} s; killed"))
+        serial, kind, result = self._connection.recv()
+        return serial, kind, result
 
     def _obituary(self, name: str) -> Failure:
         self._process.join(5)
         code = self._process.exitcode
-        if code is not None and code < 0:
+        if code is None:
+            how = "closed its pipe and did not end"
+        elif code < 0:
             how = f"died by {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
                 how += " (the kernel kills so when the host is out of memory)"
@@ -192,18 +242,31 @@ class RemoteBench:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, self._make), daemon=True)
-        self._process.start()
+        self._busy = False
+        # What is ignored stays so across exec: the worker imports for seconds before it can say so itself.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS if _is_main_thread()}
+        try:
+            self._process.start()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
         theirs.close()
         try:
-            kind, _ = self._receive("start", self._limits.start_s)
+            _, kind, _ = self._receive("start", self._limits.start_s)
         except (EOFError, OSError) as error:
-            raise WorkerLost(self._obituary("start")) from error
+            raise BenchLost(self._obituary("start")) from error
+        except BaseException:
+            self._kill()
+            raise
         assert kind == "ready"
 
     def _kill(self) -> None:
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        """Kill the worker and the compilers it started."""
+        if self._process.is_alive() and self._process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()  # if it had no session of its own yet
+            self._process.join(10)
 
     def _respawn(self) -> None:
         """Replace the worker and give the new one the cell and whoever was resident."""

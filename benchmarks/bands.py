@@ -7,7 +7,7 @@ prototype has one time a candidate and no samples, so that its limits are its po
 from __future__ import annotations
 
 from mhctune.autotuner.bands import BandDeriver, NoBands, Option
-from mhctune.autotuner.derive import candidates_of, derive
+from mhctune.autotuner.derive import derive
 from mhctune.autotuner.recording import replay
 from mhctune.configs.recorded import Recorded, load_recorded, recorded_names
 from mhctune.kernels.space import Candidate
@@ -42,7 +42,7 @@ def main() -> None:
                     derivation = BandDeriver(bound).derive(*single_timings(recorded))
                 else:
                     sweep, trials = replay(recorded)
-                    derivation = derive(sweep, 1, trials, candidates_of(sweep), bound).derivation
+                    derivation = derive(sweep, 1, trials, bound).derivation
             except NoBands as error:
                 print(f"  {bound:4.0%}   {error}")
                 continue

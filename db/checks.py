@@ -57,9 +57,5 @@ def replay(store: Repository, stored: StoredTable) -> Finding:
         return Finding(name, "replay", Verdict.CANNOT_TELL, str(error))
     except NoBands as error:
         return Finding(name, "replay", Verdict.DISAGREES, str(error))
-    except (KeyError, ValueError) as error:
-        # The sweep names an arm or a tunable that this version does not have.
-        reason = f"sweep {sweep.id} cannot be replayed by this version: {error.args[0]}"
-        return Finding(name, "replay", Verdict.DISAGREES, reason)
     names = (f"table {stored.id}", f"the samples of sweep {sweep.id}")
     return compare(table, derived.table, "replay", names)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mhctune.autotuner.bands import NoBands
-from mhctune.autotuner.derive import Derived, candidates_of, derive, incumbent_for
+from mhctune.autotuner.derive import Derived, derive, incumbent_for
 from mhctune.autotuner.records import SweepState
+from mhctune.autotuner.words import counted
 from mhctune.db.repository import Repository
 from mhctune.db.rows import StoredSweep
 from mhctune.kernels.dispatch import DispatchTable
@@ -44,7 +45,23 @@ def derive_stored(
     tables = [t for t in store.tables() if before is None or t.id < before]
     earlier = [t.table for t in tables if t.sweep_id < sweep.id and _same(t.table, sweep)]
     incumbent = incumbent_for(record.fingerprint, earlier)
-    return derive(record, sweep.id, store.trials(sweep.id), candidates_of(record), bound, incumbent)
+    return derive(record, sweep.id, store.trials(sweep.id), bound, incumbent)
+
+
+def keep(store: Repository, table: DispatchTable) -> str:
+    """Keep a table that was derived from its evidence's sweep; return what to warn of, empty if nothing.
+
+    The newest table is served, also where it ends earlier than the one that it takes the place of.
+    """
+    sweep = store.sweep(table.evidence["sweep"])
+    before = incumbent_for(table.fingerprint, [t.table for t in store.tables() if _same(t.table, sweep)])
+    store.save_table(sweep.id, table)
+    if before is None or table.max_tokens >= before.max_tokens:
+        return ""
+    return (
+        f"the bands now end at {counted(table.max_tokens, 'token')}; those of sweep "
+        f"{before.evidence.get('sweep', '?')}, which they take the place of, end at {before.max_tokens}"
+    )
 
 
 def _same(table: DispatchTable, sweep: StoredSweep) -> bool:

@@ -61,6 +61,11 @@ class Place:
         return str(self.path) if self.url is None else self.url.render_as_string(hide_password=True)
 
     @property
+    def location(self) -> str:
+        """The absolute path, or the URL without its password: what a command that wrote prints."""
+        return str(self) if self.path is None else os.path.abspath(self.path)
+
+    @property
     def is_new(self) -> bool:
         """Whether opening it for writing would create a file."""
         return self.path is not None and not self.path.exists()

@@ -1,24 +1,54 @@
-"""A table as it stands on the machine at hand."""
+"""A table as it stands on the machine at hand, from a file or from PostgreSQL."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from mhctune.autotuner.planner import known_seam
 from mhctune.autotuner.probe import Device, fingerprint
-from mhctune.db.tables import load_table
-from mhctune.kernels.dispatch import DispatchTable
+from mhctune.db.engine import Place
+from mhctune.db.repository import Repository
+from mhctune.db.tables import best, is_of, matching, no_table, only
+from mhctune.kernels.dispatch import DispatchTable, TableError
 
 
-def load_here(path: Path, device: Device, *, seam: str | None, problem_digest: str | None) -> DispatchTable:
-    """Return the table to serve on a device of this machine, with its status there.
+def load_measured(db: str, seam: str | None = None, problem_digest: str | None = None) -> DispatchTable:
+    """Return the newest table of a file or a `postgresql://` URL, not judged against any machine.
 
     Raises:
-        TableError: as `load_table`.
+        TableError: as `mhctune.db.tables.load_table`.
+        DatabaseError: the URL, or what it names, cannot be used.
+    """
+    return only(best(_stored(db, seam, problem_digest)), str(Place.of(db)))
+
+
+def load_here(
+    db: str, device: Device, seam: str | None = None, problem_digest: str | None = None
+) -> DispatchTable:
+    """Return the table to serve on a device of this machine, with its status there.
+
+    Tables of the device's target go before newer ones of another; among them the best status, then the
+    newest. It is `foreign` only where none of that target was measured on such a device.
+
+    Raises:
+        TableError, DatabaseError: as `load_measured`.
         ConfigError: the table is of a seam that this version does not know.
     """
-    table = load_table(path, seam=seam, problem_digest=problem_digest)
-    if device.target != table.target:
-        return table.elsewhere()
-    here = fingerprint(known_seam(table.seam), device.target)
-    return load_table(path, here, seam=seam, problem_digest=problem_digest)
+    found = _stored(db, seam, problem_digest)
+    newest = only(best(found), str(Place.of(db)))
+    mine = [table for table in found if table.target == device.target]
+    if not mine:
+        return newest.elsewhere()
+    here = fingerprint(known_seam(newest.seam), device.target)
+    (table,) = best(mine, here)
+    return table
+
+
+def _stored(db: str, seam: str | None, problem_digest: str | None) -> tuple[DispatchTable, ...]:
+    """Return the tables of a seam and problem, the newest first; at least one."""
+    place = Place.of(db)
+    if place.path is not None:
+        return matching(place.path, seam, problem_digest)
+    with Repository.open(db, readonly=True) as store:
+        tables = tuple(each.table for each in store.tables() if is_of(each.table, seam, problem_digest))
+    if not tables:
+        raise TableError(f"{place}: {no_table(seam, problem_digest)}; `mhctune status` lists its sweeps")
+    return tables

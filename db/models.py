@@ -167,6 +167,7 @@ class SweepRow(Keyed):
     token_counts: Mapped[str]
     grid: Mapped[int]
     space: Mapped[str]
+    variants: Mapped[str]
     protocol: Mapped[str]
     bound: Mapped[float]
     started_at: Mapped[datetime]

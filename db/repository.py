@@ -86,6 +86,11 @@ class Repository:
         """Keep an open engine of the current schema; `place` names it in errors."""
         self._engine, self._place = engine, place
 
+    @property
+    def place(self) -> Place:
+        """Where the database lives."""
+        return self._place
+
     @classmethod
     def open(cls, target: str | Path, *, readonly: bool = False) -> Self:
         """Open a path or a `postgresql://` URL; a new file gets the schema unless `readonly`.

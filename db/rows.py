@@ -21,7 +21,7 @@ from mhctune.autotuner.records import (
     SweepState,
     Trial,
 )
-from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.store import SweepRecord, variants_of, variants_to_data
 from mhctune.db.models import GpuRow, SweepRow, ToolchainRow, TrialRow
 from mhctune.kernels.dispatch import DispatchTable, Fingerprint, TableError
 from mhctune.kernels.seam import Problem
@@ -97,6 +97,7 @@ def sweep_values(record: SweepRecord) -> dict[str, Any]:
         "token_counts": canonical(list(record.token_counts)),
         "grid": record.grid,
         "space": canonical(dict(record.space)),
+        "variants": canonical(variants_to_data(record.variants)),
         "protocol": canonical(dict(record.protocol)),
         "bound": record.bound,
     }
@@ -129,6 +130,7 @@ def sweep_of(row: SweepRow) -> StoredSweep:
         token_counts=tuple(json.loads(row.token_counts)),
         grid=row.grid,
         space=json.loads(row.space),
+        variants=variants_of(json.loads(row.variants)),
         protocol=json.loads(row.protocol),
         fingerprint=fingerprint_of(row.gpu, row.toolchain, row.source_hash),
         sources=json.loads(row.sources),

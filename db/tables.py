@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,7 @@ def load_table(
         TableError: the file is missing, unreadable, damaged or neither of the two; no table matches; or
             tables of several seams or problems match, so that one must be named.
     """
-    found = load_tables(path, fingerprint, seam=seam, problem_digest=problem_digest)
-    if len(found) > 1:
-        known = ", ".join(f"{table.seam} {problem_key(table)}" for table in found)
-        raise TableError(
-            f"{path}: tables of {len(found)} problems match ({known}); name seam and problem_digest"
-        )
-    return found[0]
+    return only(load_tables(path, fingerprint, seam=seam, problem_digest=problem_digest), str(path))
 
 
 def load_tables(
@@ -64,16 +58,60 @@ def load_tables(
     Raises:
         TableError: the file is missing, unreadable, damaged or neither kind, or no table matches.
     """
-    best: dict[tuple[str, str], DispatchTable] = {}
-    for table in _matching(Path(path), seam, problem_digest):
+    return best(matching(path, seam, problem_digest), fingerprint)
+
+
+def matching(
+    path: str | Path, seam: str | None = None, problem_digest: str | None = None
+) -> tuple[DispatchTable, ...]:
+    """Return the tables of a seam and problem as they were measured, the newest first; None matches any.
+
+    Raises:
+        TableError: as `load_tables`.
+    """
+    texts = _contents(Path(path), seam, problem_digest)
+    tables = [_parsed(text, where) for where, text in texts]
+    found = tuple(table for table in tables if is_of(table, seam, problem_digest))
+    if not found:
+        raise TableError(f"{path}: {no_table(seam, problem_digest)}; {_advice(Path(path))}")
+    return found
+
+
+def is_of(table: DispatchTable, seam: str | None, problem_digest: str | None) -> bool:
+    """Return whether a table is of a seam and problem; None matches any."""
+    return seam in (None, table.seam) and problem_digest in (None, problem_key(table))
+
+
+def no_table(seam: str | None, problem_digest: str | None) -> str:
+    """Return the sentence for a place without a table of a seam and problem."""
+    return f"holds no table of seam {seam or 'any'}, problem {problem_digest or 'any'}"
+
+
+def best(
+    tables: Iterable[DispatchTable], fingerprint: Fingerprint | None = None
+) -> tuple[DispatchTable, ...]:
+    """Return one table per seam and problem, chosen as `load_table` does; `tables` come newest first."""
+    chosen: dict[tuple[str, str], DispatchTable] = {}
+    for table in tables:
         judged = table if fingerprint is None else table.against(fingerprint)
         key = (table.seam, problem_key(table))
-        if key not in best or judged.status < best[key].status:
-            best[key] = judged
-    if not best:
-        wanted = f"seam {seam or 'any'}, problem {problem_digest or 'any'}"
-        raise TableError(f"{path}: holds no table of {wanted}; {_advice(Path(path))}")
-    return tuple(best[key] for key in sorted(best))
+        if key not in chosen or judged.status < chosen[key].status:
+            chosen[key] = judged
+    return tuple(chosen[key] for key in sorted(chosen))
+
+
+def only(found: Sequence[DispatchTable], where: str) -> DispatchTable:
+    """Return the one table of what `best` chose.
+
+    Raises:
+        TableError: there are several, so that seam or problem must be named.
+    """
+    if len(found) > 1:
+        known = ", ".join(f"{table.seam} {problem_key(table)}" for table in found)
+        raise TableError(
+            f"{where}: tables of {len(found)} problems match ({known}); name seam and problem_digest"
+        )
+    return found[0]
 
 
 def _advice(path: Path) -> str:
@@ -91,14 +129,6 @@ def problem_key(table: DispatchTable) -> str:
     """Return the 16 hex digits that name a table's problem: `Problem.digest`, without importing torch."""
     text = json.dumps(dict(table.problem), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _matching(path: Path, seam: str | None, digest: str | None) -> Iterator[DispatchTable]:
-    """Yield the matching tables, the newest first."""
-    for where, text in _contents(path, seam, digest):
-        table = _parsed(text, where)
-        if seam in (None, table.seam) and digest in (None, problem_key(table)):
-            yield table
 
 
 def _contents(path: Path, seam: str | None, digest: str | None) -> Iterable[tuple[str, str]]:

@@ -6,17 +6,24 @@ use and tests; the `_out` form writes its arguments, allocates nothing and is wh
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhctune.kernels import serving
+from mhctune.kernels.buffers import torch_dtype
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Problem
 
 _SEAM = "post_pre_delayed"
 _TARGETS = {"cpu": "c", "cuda": "cuda"}
+_ALIGNMENT = 16
+"""Bytes that the kernels move at a time; torch's allocators give more."""
+
+Tensors = dict[str, Tensor]
 
 
 @lru_cache(maxsize=256)
@@ -29,34 +36,21 @@ def _problem(
     )
 
 
-def expect(
-    op: str, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor
-) -> None:
-    """Refuse a tensor that the kernels would misread.
+class _Expected(NamedTuple):
+    """What a tensor must be; `written` for outputs and scratch."""
 
-    Raises:
-        ValueError: the shape, dtype, device or layout is not the expected one; the message says which.
-    """
-    if tensor.dtype != dtype:
-        raise ValueError(f"{op}: {name} is {tensor.dtype}, expected {dtype}; convert it before the call")
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
-    if tensor.device != like.device:
-        raise ValueError(f"{op}: {name} is on {tensor.device}, x on {like.device}; move it there")
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"{op}: {name} has strides {tensor.stride()}, expected contiguous; call .contiguous()"
-        )
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+    written: bool = False
 
 
-def _check_inputs(op: str, tensors: dict[str, Tensor]) -> None:
-    x = tensors["x"]
-    if x.dim() != 2:
-        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, expected [tokens, hidden]")
-    if x.device.type not in _TARGETS:
-        raise ValueError(f"{op}: x is on {x.device}; this op runs on cpu and cuda")
-    tokens, hidden = x.shape
-    shapes = {
+@lru_cache(maxsize=1024)
+def _expected(problem: Problem, tokens: int) -> tuple[tuple[_Expected, ...], tuple[_Expected, ...]]:
+    """Return what the inputs and the outputs of a call must be."""
+    hidden = problem.hidden_size
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "x": ((tokens, hidden), torch.bfloat16),
         "residual": ((tokens, 4, hidden), torch.bfloat16),
         "post_mix": ((tokens, 4), torch.float32),
@@ -64,37 +58,81 @@ def _check_inputs(op: str, tensors: dict[str, Tensor]) -> None:
         "fn": ((24, 4, hidden), torch.float32),
         "scale": ((3,), torch.float32),
         "base": ((24,), torch.float32),
-        "pre_mix": ((tokens, 4), torch.float32),
-        "norm_weight": ((hidden,), torch.bfloat16),
     }
-    for name, tensor in tensors.items():
-        expect(op, name, tensor, *shapes[name], like=x)
+    if problem.carried:
+        shapes["pre_mix"] = ((tokens, 4), torch.float32)
+    if problem.norm:
+        shapes["norm_weight"] = ((hidden,), torch.bfloat16)
+    inputs = tuple(
+        _Expected(name, shape, dtype, math.prod(shape) * dtype.itemsize)
+        for name, (shape, dtype) in shapes.items()
+    )
+    outputs = tuple(
+        _Expected(spec.name, spec.shape, torch_dtype(spec.dtype), spec.bytes, True)
+        for spec in find_seam(_SEAM).outputs(problem, tokens)
+    )
+    return inputs, outputs
 
 
-def _check_outputs(
-    op: str, problem: Problem, inputs: dict[str, Tensor], outputs: dict[str, Tensor], scratch: Tensor
-) -> None:
-    x = inputs["x"]
-    for spec in find_seam(_SEAM).outputs(problem, x.shape[0]):
-        expect(op, spec.name, outputs[spec.name], spec.shape, getattr(torch, spec.dtype), like=x)
-    expect(op, "scratch", scratch, (scratch.numel(),), torch.float32, like=x)
+def _tokens_and_hidden(op: str, x: Tensor) -> tuple[int, int]:
+    """Return the extents of x, which the other tensors are held to."""
+    if x.dim() != 2:
+        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, expected [tokens, hidden]")
+    if x.device.type not in _TARGETS:
+        raise ValueError(f"{op}: x is on {x.device}; this op runs on cpu and cuda")
+    tokens, hidden = x.shape
+    return tokens, hidden
+
+
+def _check(op: str, expected: tuple[_Expected, ...], inputs: Tensors, outputs: Tensors) -> None:
+    """Refuse tensors that the kernels would misread, and written ones that share memory with others.
+
+    Raises:
+        ValueError: the dtype, shape, device, layout, alignment or memory of a tensor; the message says which.
+    """
+    device = inputs["x"].device
+    ranges: list[tuple[int, int, str, bool]] = []
+    for name, shape, dtype, nbytes, written in expected:
+        tensor = (outputs if written else inputs)[name]
+        if (
+            tensor.dtype != dtype
+            or tensor.shape != shape
+            or tensor.device != device
+            or not tensor.is_contiguous()
+        ):
+            raise ValueError(f"{op}: {name} {_misfit(tensor, shape, dtype, device)}")
+        if nbytes:
+            first = tensor.data_ptr()
+            if first % _ALIGNMENT:
+                remedy = "slice at a multiple" if written else "slice at a multiple, or call .clone()"
+                raise ValueError(
+                    f"{op}: {name} begins {first % _ALIGNMENT} bytes past a multiple of {_ALIGNMENT}; the "
+                    f"kernels move {_ALIGNMENT} bytes at a time: {remedy}"
+                )
+            ranges.append((first, first + nbytes, name, written))
     # Other programs still read the old streams while the first ones write the new. All are contiguous, so
     # two share memory exactly if their address ranges meet; inputs may share with each other.
-    named = [(t, name, name not in inputs) for name, t in (*inputs.items(), *outputs.items())]
-    ranges = sorted(
-        (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), name, written)
-        for t, name, written in (*named, (scratch, "scratch", True))
-        if t.numel()
-    )
-    reads = writes = (0, "")
+    ranges.sort()
+    read_until = written_until = 0
+    reader = writer = ""
     for first, end, name, written in ranges:
-        for until, other in (reads, writes) if written else (writes,):
-            if first < until:
-                raise ValueError(f"{op}: {name} shares memory with {other}; give each output its own")
+        if first < written_until or (written and first < read_until):
+            other = reader if written and first < read_until else writer
+            raise ValueError(f"{op}: {name} shares memory with {other}; give each output its own")
         if written:
-            writes = max(writes, (end, name))
-        else:
-            reads = max(reads, (end, name))
+            written_until, writer = end, name
+        elif end > read_until:
+            read_until, reader = end, name
+
+
+def _misfit(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> str:
+    if tensor.dtype != dtype:
+        return f"is {tensor.dtype}, expected {dtype}; convert it before the call"
+    if tensor.shape != shape:
+        return f"has shape {tuple(tensor.shape)}, expected {shape}"
+    if tensor.device != device:
+        return f"is on {tensor.device}, x on {device}; move it there"
+    return f"has strides {tensor.stride()}, expected contiguous; call .contiguous()"
 
 
 _ARGUMENTS = (
@@ -113,34 +151,28 @@ def _check_devices(op: str, x: Tensor, others: tuple[object, ...]) -> None:
 
 
 def _run(
-    op: str,
-    table: str,
-    problem: Problem,
-    inputs: dict[str, Tensor],
-    outputs: dict[str, Tensor],
-    scratch: Tensor,
+    op: str, table: str, problem: Problem, tokens: int, inputs: Tensors, outputs: Tensors, scratch: Tensor
 ) -> None:
-    x = inputs["x"]
-    tokens = x.shape[0]
-    if tokens == 0:
-        return
-    found = serving.dispatch(table, _SEAM, problem, _TARGETS[x.device.type], tokens)
-    config = dict(found.answer.choice.config)
-    need = found.arm.scratch_numel(problem, config, tokens)
-    if scratch.numel() < need:
+    target = _TARGETS[scratch.device.type]
+    found = serving.dispatch(table, _SEAM, problem, target, tokens)
+    if scratch.numel() < found.scratch.numel:
         raise ValueError(
-            f"{op}: scratch has {scratch.numel()} elements, {tokens} tokens need {need}; size it once with "
-            "serving.scratch_numel(table, seam, problem, target, max_tokens)"
+            f"{op}: scratch has {scratch.numel()} elements, {tokens} tokens need {found.scratch.numel}; size "
+            "it once with serving.scratch_numel(table, seam, problem, target, max_tokens)"
         )
     # Arms take every input; one that a problem leaves out is never read, its slot gets a view of its shape.
-    given = {"pre_mix": outputs["next_pre_mix"], "norm_weight": outputs["layer_input"][0], **inputs}
-    found.launch(given, {**outputs, **found.arm.scratch_views(problem, config, tokens, scratch)})
+    if not problem.carried:
+        inputs["pre_mix"] = outputs["next_pre_mix"]
+    if not problem.norm:
+        inputs["norm_weight"] = outputs["layer_input"][0]
+    outputs.update(found.scratch.views(scratch))
+    found.launch(inputs, outputs)
 
 
 def _inputs(
     x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, fn: Tensor, scale: Tensor, base: Tensor,
     pre_mix: Tensor | None, norm_weight: Tensor | None,
-) -> dict[str, Tensor]:  # fmt: skip
+) -> Tensors:  # fmt: skip
     tensors = {
         "x": x, "residual": residual, "post_mix": post_mix, "comb_mix": comb_mix, "fn": fn, "scale": scale,
         "base": base, "pre_mix": pre_mix, "norm_weight": norm_weight,
@@ -148,11 +180,7 @@ def _inputs(
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-@torch.library.custom_op(
-    "mhctune::post_pre_delayed_out",
-    mutates_args=("residual_out", "next_post_mix", "next_comb_mix", "layer_input", "next_pre_mix", "scratch"),
-)
-def post_pre_delayed_out(
+def _post_pre_delayed_out(
     x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, fn: Tensor, scale: Tensor, base: Tensor,
     pre_mix: Tensor | None, norm_weight: Tensor | None,
     residual_out: Tensor, next_post_mix: Tensor, next_comb_mix: Tensor, layer_input: Tensor,
@@ -160,7 +188,7 @@ def post_pre_delayed_out(
     rms_eps: float, hc_pre_eps: float, sinkhorn_eps: float, post_mult: float, norm_eps: float,
     sinkhorn_iters: int, table: str = "",
 ) -> None:  # fmt: skip
-    """Run the seam into the caller's tensors.
+    """Run the seam into the caller's tensors, each contiguous and aligned to 16 bytes.
 
     Args:
         x: Sublayer output [T, H] bf16.
@@ -187,27 +215,44 @@ def post_pre_delayed_out(
         table: Digest of a served table; empty for the built-in choice.
 
     Raises:
-        ValueError: a tensor of the wrong dtype, shape, device or layout, or too little scratch.
+        ValueError: a tensor of the wrong dtype, shape, device, layout or alignment, an output that shares
+            memory, or too little scratch.
         LookupError: the table is not served in this process.
     """
     op = "mhctune::post_pre_delayed_out"
     inputs = _inputs(x, residual, post_mix, comb_mix, fn, scale, base, pre_mix, norm_weight)
-    _check_inputs(op, inputs)
+    tokens, hidden = _tokens_and_hidden(op, x)
     problem = _problem(
-        x.shape[1], pre_mix is not None, norm_weight is not None, sinkhorn_iters,
+        hidden, pre_mix is not None, norm_weight is not None, sinkhorn_iters,
         rms_eps, hc_pre_eps, sinkhorn_eps, post_mult, norm_eps,
     )  # fmt: skip
     outputs = {
         "residual_out": residual_out, "next_post_mix": next_post_mix, "next_comb_mix": next_comb_mix,
         "layer_input": layer_input, "next_pre_mix": next_pre_mix,
     }  # fmt: skip
-    _check_outputs(op, problem, inputs, outputs, scratch)
-    _run(op, table, problem, inputs, outputs, scratch)
+    size = scratch.numel()
+    expected_inputs, expected_outputs = _expected(problem, tokens)
+    flat = _Expected("scratch", (size,), torch.float32, 4 * size, True)
+    _check(op, (*expected_inputs, *expected_outputs, flat), inputs, {**outputs, "scratch": scratch})
+    if tokens:
+        _run(op, table, problem, tokens, inputs, outputs, scratch)
 
 
-@post_pre_delayed_out.register_fake
-def _(x: Tensor, *args: object, **kwargs: object) -> None:
+def _fake_out(x: Tensor, *args: object, **kwargs: object) -> None:
     _check_devices("mhctune::post_pre_delayed_out", x, args)
+
+
+# Not `torch.library.custom_op`: the wrapper that it puts around an op of six mutated arguments takes longer
+# than all checks together. What it adds serves autograd, and this op has no gradient in either form.
+_WRITTEN = (
+    "residual_out", "next_post_mix", "next_comb_mix", "layer_input", "next_pre_mix", "scratch",
+)  # fmt: skip
+_schema = torch.library.infer_schema(_post_pre_delayed_out, mutates_args=_WRITTEN)
+_library: Any = torch.library.Library("mhctune", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(f"post_pre_delayed_out{_schema}")
+_library.impl("post_pre_delayed_out", _post_pre_delayed_out, "CompositeExplicitAutograd")
+torch.library.register_fake("mhctune::post_pre_delayed_out", _fake_out, lib=_library)
+post_pre_delayed_out = torch.ops.mhctune.post_pre_delayed_out.default
 
 
 @torch.library.custom_op("mhctune::post_pre_delayed", mutates_args=())
@@ -225,17 +270,19 @@ def post_pre_delayed(
     """
     op = "mhctune::post_pre_delayed"
     inputs = _inputs(x, residual, post_mix, comb_mix, fn, scale, base, pre_mix, norm_weight)
-    _check_inputs(op, inputs)
+    tokens, hidden = _tokens_and_hidden(op, x)
     problem = _problem(
-        x.shape[1], pre_mix is not None, norm_weight is not None, sinkhorn_iters,
+        hidden, pre_mix is not None, norm_weight is not None, sinkhorn_iters,
         rms_eps, hc_pre_eps, sinkhorn_eps, post_mult, norm_eps,
     )  # fmt: skip
+    expected_inputs, expected_outputs = _expected(problem, tokens)
+    _check(op, expected_inputs, inputs, {})
     outputs = _empty(x)
-    names = [spec.name for spec in find_seam(_SEAM).outputs(problem, x.shape[0])]
-    target = _TARGETS[x.device.type]
-    numel = serving.scratch_numel(table, _SEAM, problem, target, x.shape[0])
-    scratch = x.new_empty(numel, dtype=torch.float32)
-    _run(op, table, problem, inputs, dict(zip(names, outputs, strict=True)), scratch)
+    if tokens:
+        numel = serving.scratch_numel(table, _SEAM, problem, _TARGETS[x.device.type], tokens)
+        scratch = x.new_empty(numel, dtype=torch.float32)
+        named = dict(zip((each.name for each in expected_outputs), outputs, strict=True))
+        _run(op, table, problem, tokens, inputs, named, scratch)
     return outputs
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from mhctune.kernels import reference
-from mhctune.kernels.arms import ARMS
+from mhctune.kernels.arms import ARMS, PREFERENCE
 from mhctune.kernels.buffers import BufferSpec, stray_nans, unwritten
 from mhctune.kernels.post_pre_arm import output_specs
 from mhctune.kernels.seam import Arm, Deviation, Problem, Seam, Tensors
@@ -47,6 +47,10 @@ class PostPreDelayed(Seam):
     def arms(self, target: str) -> tuple[Arm, ...]:
         """Return the arms of a target, in the order ties are broken."""
         return ARMS.get(target, ())
+
+    def preference(self, target: str) -> tuple[Arm, ...]:
+        """Return the arms in the order in which the choice served without a table is sought."""
+        return tuple(self.arm(target, name) for name in PREFERENCE.get(target, ()))
 
     def inputs(
         self, problem: Problem, num_tokens: int, seed: int, device: str, regime: str = ""

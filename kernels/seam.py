@@ -115,6 +115,23 @@ class Region:
     ranges: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ScratchLayout:
+    """Where the scratch buffers of a launch lie in one flat float32 tensor.
+
+    Attributes:
+        numel: Elements that all of them need.
+        places: Name, first element, elements and shape of each.
+    """
+
+    numel: int
+    places: tuple[tuple[str, int, int, tuple[int, ...]], ...]
+
+    def views(self, scratch: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Cut up a tensor of at least `numel` elements; allocates nothing."""
+        return {name: scratch.narrow(0, first, n).view(shape) for name, first, n, shape in self.places}
+
+
 class Arm(ABC):
     """A route that computes a seam on a target. Stateless; everything follows from the arguments."""
 
@@ -151,22 +168,14 @@ class Arm(ABC):
     def bind(self, problem: Problem, config: Config, kernels: Sequence[Callable[..., None]]) -> Launch:
         """Return the launch of a config, given its compiled `variants` in order."""
 
-    def scratch_numel(self, problem: Problem, config: Config, max_tokens: int) -> int:
-        """Return the float32 elements that `scratch_views` cuts up for up to `max_tokens`."""
-        return sum(_padded(spec.numel) for spec in self._scratch(problem, config, max_tokens))
-
-    def scratch_views(
-        self, problem: Problem, config: Config, num_tokens: int, scratch: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Cut one flat float32 scratch tensor into this arm's scratch buffers; allocates nothing."""
-        views, offset = {}, 0
-        for spec in self._scratch(problem, config, num_tokens):
-            views[spec.name] = spec.view(scratch[offset:], num_tokens)
-            offset += _padded(spec.numel)
-        return views
-
-    def _scratch(self, problem: Problem, config: Config, num_tokens: int) -> list[BufferSpec]:
-        return [spec for spec in self.plan(problem, config, num_tokens) if spec.role is Role.SCRATCH]
+    def scratch_layout(self, problem: Problem, config: Config, num_tokens: int) -> ScratchLayout:
+        """Return where this arm's scratch buffers lie in one flat float32 tensor for `num_tokens`."""
+        places, first = [], 0
+        for spec in self.plan(problem, config, num_tokens):
+            if spec.role is Role.SCRATCH:
+                places.append((spec.name, first, spec.numel, spec.shape))
+                first += _padded(spec.numel)
+        return ScratchLayout(first, tuple(places))
 
     def numerics(self, config: Config) -> str:
         """Return the numerics class: where results are rounded, and into how many sums they are split."""
@@ -195,6 +204,10 @@ class Seam(ABC):
     @abstractmethod
     def arms(self, target: str) -> tuple[Arm, ...]:
         """Return the arms of a target (`c` or `cuda`), in the order ties are broken."""
+
+    def preference(self, target: str) -> tuple[Arm, ...]:
+        """Return the arms in the order in which the choice served without a table is sought."""
+        return self.arms(target)
 
     regimes: tuple[str, ...]
     """Names of input regimes, the one that sweeps use first."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 
+from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.compiler import Compiled, compile_variant
 from mhctune.kernels.dispatch import Answer, Choice, DispatchTable, Status, TableError
+from mhctune.kernels.legality import problem_of, refusals
 from mhctune.kernels.registry import seam as find_seam
-from mhctune.kernels.seam import Arm, Launch, Problem, Variant
-from mhctune.kernels.space import Candidate
+from mhctune.kernels.seam import Arm, Launch, Problem, ScratchLayout, Variant
 
 # These shape the compiled kernels or the choice; the rest of a problem are run-time scalars.
 _SHAPING = ("hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult")
@@ -24,23 +26,26 @@ class NotServed(LookupError):
 
 
 class NotCompiled(RuntimeError):
-    """A kernel that would have to be compiled while its stream is being captured."""
+    """A kernel that would have to be compiled, or loaded, while its stream is being captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What a call launches: the arm, its config, the bound launch and why it was chosen."""
+    """What a call launches: the arm, its config, the bound launch, its scratch and why it was chosen."""
 
     arm: Arm
     problem: Problem
     answer: Answer
     launch: Launch
+    scratch: ScratchLayout
 
 
 _lock = threading.Lock()
 _tables: dict[str, DispatchTable] = {}
 _kernels: dict[Variant, Compiled] = {}
 _launches: dict[tuple[str, Problem, str, Choice], tuple[Arm, Launch]] = {}
+_fitting: set[tuple[str, str, Problem, str]] = set()
+"""Calls that were found to fit a table: digest, seam, problem, target. A digest never changes its meaning."""
 
 
 def serve(table: DispatchTable) -> str:
@@ -50,22 +55,12 @@ def serve(table: DispatchTable) -> str:
         TableError: the seam, an arm or a config of the table is unknown or illegal here; the message says
             which and why.
     """
-    problem = _problem_of(table)
-    try:
-        seam = find_seam(table.seam)
-    except KeyError as error:
-        raise TableError(f"table {table.digest[:12]}: {error.args[0]}") from error
-    for choice in table.choices:
-        try:
-            arm = seam.arm(table.target, choice.arm)
-        except KeyError as error:
-            raise TableError(f"table {table.digest[:12]}: {error.args[0]}") from error
-        refusals = arm.space(problem).refusals(dict(choice.config))
-        if refusals:
-            raise TableError(f"table {table.digest[:12]}: {choice} is illegal: {'; '.join(refusals)}")
+    digest, wrong = table.digest, refusals(table)
+    if wrong:
+        raise TableError(f"table {digest[:12]}: {next(iter(wrong.values()))}")
     with _lock:
-        _tables[table.digest] = table
-    return table.digest
+        _tables[digest] = table
+    return digest
 
 
 def withdraw(digest: str) -> None:
@@ -92,24 +87,40 @@ def lookup(digest: str, seam: str, problem: Problem, target: str, num_tokens: in
         TableError: the table is for another seam, target or problem.
     """
     if not digest:
-        return Answer(builtin(seam, problem, target), Status.DEFAULT, 1, None)
+        return _default(seam, problem, target)
     table = _tables.get(digest)
     if table is None:
         raise _not_served(digest)
-    _check_fits(table, seam, problem, target)
+    call = (digest, seam, problem, target)
+    if call not in _fitting:
+        _check_fits(table, seam, problem, target)
+        _fitting.add(call)
     return table.lookup(num_tokens)
 
 
 def builtin(seam: str, problem: Problem, target: str) -> Choice:
-    """Return the choice served without a table: the last arm's preferred config, or its first legal one."""
-    arm = find_seam(seam).arms(target)[-1]
-    space = arm.space(problem)
-    if not space.refusals(arm.preferred):
-        return Choice.of(arm.name, arm.preferred)
-    candidates: tuple[Candidate, ...] = space.candidates()
-    if not candidates:
-        raise ValueError(f"arm {arm.name} has no legal config for {problem}")
-    return Choice.of(arm.name, candidates[0].config)
+    """Return the choice served without a table, at every token count.
+
+    It is the preferred config of the first arm, in the seam's preference, where that is legal; where none
+    is, the first legal config of the first arm that has one.
+
+    Raises:
+        ValueError: no arm of the target has a legal config for the problem.
+    """
+    arms = find_seam(seam).preference(target)
+    for arm in arms:
+        if not arm.space(problem).refusals(arm.preferred):
+            return Choice.of(arm.name, arm.preferred)
+    for arm in arms:
+        for candidate in arm.space(problem).legal():
+            return Choice.of(arm.name, candidate.config)
+    tried = ", ".join(arm.name for arm in arms) or "there is none"
+    raise ValueError(f"no arm of {seam} on target {target!r} ({tried}) has a legal config for {problem}")
+
+
+@lru_cache(maxsize=256)
+def _default(seam: str, problem: Problem, target: str) -> Answer:
+    return Answer(builtin(seam, problem, target), Status.DEFAULT, 1, None)
 
 
 def dispatch(digest: str, seam: str, problem: Problem, target: str, num_tokens: int) -> Dispatch:
@@ -122,29 +133,55 @@ def dispatch(digest: str, seam: str, problem: Problem, target: str, num_tokens: 
     """
     answer = lookup(digest, seam, problem, target, num_tokens)
     arm, launch = _launch(seam, problem, target, answer.choice)
-    return Dispatch(arm, problem, answer, launch)
+    return Dispatch(arm, problem, answer, launch, _scratch(arm, problem, answer.choice, num_tokens))
 
 
 def warm_up(digest: str) -> int:
-    """Compile everything that a table can choose and return how many kernels that took."""
+    """Compile everything that a table can choose and return how many kernels that took.
+
+    On cuda each choice is launched once, on the current device: call it there, before any capture.
+
+    Raises:
+        NotServed: the digest is not registered.
+        CompileError: a kernel does not compile.
+        NotCompiled: the current stream is being captured.
+    """
     table = _tables.get(digest)
     if table is None:
         raise _not_served(digest)
-    before = len(_kernels)
+    if table.target == "cuda" and _capturing():
+        raise NotCompiled(f"table {digest[:12]} cannot be warmed up inside a capture; do it before")
+    before, problem = len(_kernels), problem_of(table)
     for choice in table.choices:
-        _launch(table.seam, _problem_of(table), table.target, choice)
+        _launch(table.seam, problem, table.target, choice)
+    # A module is loaded onto a device when its kernel is first launched there. Loading allocates and may
+    # synchronise, which a capture does not survive; so the first launch happens here.
+    if table.target == "cuda":
+        for choice in table.choices:
+            _launch_once(table.seam, problem, table.target, choice, "cuda")
+        torch.cuda.synchronize()
     return len(_kernels) - before
+
+
+def _launch_once(seam: str, problem: Problem, target: str, choice: Choice, device: str) -> None:
+    """Launch a choice for one token of zeros."""
+    arm, launch = _launch(seam, problem, target, choice)
+    drawn = find_seam(seam).inputs(problem, 1, 0, "cpu")
+    inputs = {name: torch.zeros_like(tensor, device=device) for name, tensor in drawn.items()}
+    launch(inputs, OutputBuffers(arm.plan(problem, dict(choice.config), 1), device).bind(1))
 
 
 def scratch_numel(digest: str, seam: str, problem: Problem, target: str, max_tokens: int) -> int:
     """Return the float32 elements of scratch that any call with up to `max_tokens` needs."""
+    answer = lookup(digest, seam, problem, target, max_tokens)
+    choices = _tables[digest].choices if digest else (answer.choice,)
     owner = find_seam(seam)
-    if digest:
-        lookup(digest, seam, problem, target, max_tokens)
-        choices = _tables[digest].choices
-    else:
-        choices = (builtin(seam, problem, target),)
-    return max(owner.arm(target, c.arm).scratch_numel(problem, dict(c.config), max_tokens) for c in choices)
+    return max(_scratch(owner.arm(target, c.arm), problem, c, max_tokens).numel for c in choices)
+
+
+@lru_cache(maxsize=4096)
+def _scratch(arm: Arm, problem: Problem, choice: Choice, num_tokens: int) -> ScratchLayout:
+    return arm.scratch_layout(problem, dict(choice.config), num_tokens)
 
 
 def _launch(seam: str, problem: Problem, target: str, choice: Choice) -> tuple[Arm, Launch]:
@@ -162,7 +199,7 @@ def _launch(seam: str, problem: Problem, target: str, choice: Choice) -> tuple[A
 def _kernel(variant: Variant) -> Compiled:
     with _lock:
         if variant not in _kernels:
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            if _capturing():
                 raise NotCompiled(
                     f"{variant} is not compiled and the stream is capturing; call serving.warm_up(table) or "
                     "run the op once before the capture"
@@ -171,16 +208,8 @@ def _kernel(variant: Variant) -> Compiled:
         return _kernels[variant]
 
 
-def _problem_of(table: DispatchTable) -> Problem:
-    known = {field.name for field in fields(Problem)}
-    if set(table.problem) - known:
-        raise TableError(
-            f"table {table.digest[:12]}: unknown problem fields {sorted(set(table.problem) - known)}"
-        )
-    try:
-        return Problem(**table.problem)
-    except (TypeError, ValueError) as error:
-        raise TableError(f"table {table.digest[:12]}: {error}") from error
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _check_fits(table: DispatchTable, seam: str, problem: Problem, target: str) -> None:

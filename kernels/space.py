@@ -80,7 +80,13 @@ class SearchSpace:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return the legal points in the order of the declared values."""
-        return tuple(Candidate.of(self.arm, point) for point in self.points() if not self.refusals(point))
+        return tuple(self.legal())
+
+    def legal(self) -> Iterator[Candidate]:
+        """Yield the legal points in the order of the declared values, one by one: spaces can be large."""
+        for point in self.points():
+            if all(rule.allows(point) for rule in self.constraints):
+                yield Candidate.of(self.arm, point)
 
     def restricted(self, values: Mapping[str, Sequence[int]]) -> SearchSpace:
         """Return the space with some tunables limited to `values`.

@@ -17,6 +17,7 @@ from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.compiler import Compiler, quiet
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
 from mhctune.kernels.seam import Arm, Problem
+from mhctune.kernels.space import Candidate
 
 # Workers import their hostile candidates from here by name: spawned processes get this path as well.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -43,6 +44,16 @@ def make_fingerprint() -> Callable[..., Fingerprint]:
     return lambda **changes: Fingerprint(**{**FINGERPRINT, **changes})
 
 
+VARIANTS = {
+    Candidate.of("fused", {"tile_n": tile_n, "n_splits": splits}): (
+        f"cuda:post_pre(tile_n={tile_n})",
+        "cuda:end()",
+    )
+    for tile_n in (32, 24)
+    for splits in (1, 4)
+}
+
+
 @pytest.fixture
 def make_sweep(make_fingerprint: Callable[..., Fingerprint]) -> Callable[..., SweepRecord]:
     def make(**changes: Any) -> SweepRecord:
@@ -53,7 +64,8 @@ def make_sweep(make_fingerprint: Callable[..., Fingerprint]) -> Callable[..., Sw
             "target": "cuda",
             "token_counts": (1, 8, 64),
             "grid": 12,
-            "space": {"fused": {"tile_n": [24, 32], "n_splits": [1, 4]}},
+            "space": {"fused": {"tile_n": [32, 24], "n_splits": [1, 4]}},
+            "variants": VARIANTS,
             "protocol": {"version": 1, "samples": 5},
             "fingerprint": make_fingerprint(),
             "sources": {"fused": "a" * 64, "unfused": "b" * 64},

@@ -59,6 +59,9 @@ class FakeBench:
         self.compiled = tuple(variants)
         tell(len(variants), len(variants))
 
+    def input_bytes(self, cell: Cell) -> int:
+        return 0
+
     def enter(self, cell: Cell, seed: int) -> int:
         self.tokens = cell.num_tokens
         self.entered.append((cell.num_tokens, seed))

@@ -6,6 +6,7 @@ import io
 import json
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ def test_status_tells_how_far_the_sweep_has_come(measured: Path) -> None:
     assert f"sweep 1: {cpu_name()}; 4 trials measured, 0 failed" in ran.out
     (line,) = mhctune(measured, "status", "--json").json
     assert (line["sweep"], line["state"], line["measured"], line["failures"]) == (1, "complete", 4, {})
+    assert line["record"]["token_counts"] == [1, 2]
+    assert "variants" not in line["record"]
 
 
 def test_bands_are_the_sweeps(swept: tuple[Path, Ran]) -> None:
@@ -148,6 +151,9 @@ def test_bands_under_another_bound_are_kept_only_when_asked(measured: Path, tmp_
     ran = mhctune(tmp_path, "bands", "--db", "copy.db", "--max-regret", "0", "--save")
     assert ran.out.splitlines()[-1] == f"database: {copy}"
     assert load_table(copy).to_dict() == shown
+    ran = mhctune(tmp_path, "bands", "--db", "copy.db", "--save", "--json")
+    assert ran.json == load_table(copy).to_dict() != shown
+    assert ran.err == f"database: {copy}\n"
 
 
 def test_lookup_answers_with_choice_range_and_status(measured: Path) -> None:
@@ -174,7 +180,7 @@ def test_explain_shows_the_candidates_and_their_bytes(measured: Path) -> None:
     assert ran.code == 0
     assert ran.out.startswith("2 tokens: ")
     assert "2 candidates measured at 2 tokens" in ran.out
-    assert "bytes of the choice: inputs" in ran.out
+    assert "bytes there: inputs" in ran.out
     data = mhctune(measured, "explain", "--tokens", "2", "--limit", "1", "--json").json
     assert len(data["candidates"]) == 1
     assert data["candidates"][0]["point"] == 0
@@ -259,8 +265,11 @@ def test_a_budget_for_part_of_the_grid_is_incomplete_and_the_same_command_comple
     assert whole.code == 0, whole.err
     assert (whole.json["sweep"], whole.json["state"]) == (cut.json["sweep"], "complete")
     assert whole.json["table"]["bands"][-1]["last"] == 64
-    # Under the small budget again: nothing is left to measure, so a new sweep begins; `--new` asks for one.
-    assert mhctune(tmp_path, *command, "--new").json["sweep"] == cut.json["sweep"] + 1
+    again = mhctune(tmp_path, *command, "--vram-budget", "2.3MB", "--new")
+    assert (again.code, again.json["sweep"]) == (5, cut.json["sweep"] + 1)
+    shrunk = f"the bands now end at 1 token; those of sweep {whole.json['sweep']}, which"
+    assert f"{shrunk} they take the place of, end at 64" in again.said
+    assert shrunk not in whole.said
 
 
 def test_a_sweep_that_measured_nothing_says_where_its_rows_are(tmp_path: Path) -> None:
@@ -351,6 +360,16 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "folder of the kernel": ((*SWEEP, "--db", "/sys/mhctune.db"), 7, ("/sys/mhctune.db",)),
     "missing folder": ((*SWEEP, "--db", "no/such/a.db"), 7, ("no folder no/such for the database a.db",)),
     "database of another kind": ((*SWEEP, "--db", "mysql://host/db"), 7, ("database URL of kind 'mysql'",)),
+    "URL without its driver, lookup": (
+        ("lookup", "1", "--db", "postgresql://me:secret@host/fleet"), 7,
+        ("PostgreSQL needs psycopg, which is not installed; run `pip install 'mhctune[postgres]'`",),
+    ),
+    "URL without its driver, export": (
+        ("export", "--db", "postgresql://me:secret@host/fleet"), 7, ("PostgreSQL needs psycopg",),
+    ),
+    "URL of another kind, lookup": (
+        ("lookup", "1", "--db", "mysql://me:secret@host/db"), 7, ("database URL of kind 'mysql'",),
+    ),
     "missing database, status": (("status", "--db", "none.db"), 7, ("no database at none.db; run `mhctune",)),
     "missing database, bands": (("bands", "--db", "none.db"), 7, ("no database at none.db",)),
     "missing database, explain": (("explain", "--tokens", "1", "--db", "none.db"), 7, ("no database at",)),
@@ -409,7 +428,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_clear_error_and_writes_nothing(folder: Path, measured: Path, name: str) -> None:
+def test_bad_input_is_one_clear_error_and_writes_nothing(
+    folder: Path, measured: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     arguments, code, fragments = BAD[name]
     database, before = str(measured / "mhctune.db"), contents(folder)
     ran = mhctune(folder, *(argument.replace("MEASURED", database) for argument in arguments))
@@ -418,6 +440,7 @@ def test_bad_input_is_one_clear_error_and_writes_nothing(folder: Path, measured:
     assert ran.code == code
     assert ran.out == ""
     assert "Traceback" not in ran.err
+    assert "secret" not in ran.err
     assert ran.said.count("error:") + ran.said.count("─ Error ─") == 1
     assert contents(folder) == before
 
@@ -525,7 +548,7 @@ def test_without_a_command_the_help_is_shown(tmp_path: Path) -> None:
 
 def test_every_foreseen_error_has_a_documented_code() -> None:
     codes = {code for _, code in cli._CODES}
-    assert codes <= {2, 3, 4, 6, 7}
+    assert codes <= {2, 3, 4, 5, 6, 7}
     for code in codes | {cli.INCOMPLETE, cli.BUG, 130, 143}:
         assert f"{code} " in cli.EXIT_CODES
     assert issubclass(ConfigError, Exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from mhctune.autotuner.bands import NoBands
-from mhctune.autotuner.derive import candidates_of, derive, incumbent_for, standings
+from mhctune.autotuner.derive import derive, incumbent_for, standings
 from mhctune.autotuner.records import (
     Cell,
     Failure,
@@ -22,7 +23,7 @@ from mhctune.autotuner.records import (
     Trial,
 )
 from mhctune.autotuner.stats import TooFewSamples, regret
-from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.store import SweepRecord, variants_of, variants_to_data
 from mhctune.kernels.dispatch import Choice, DispatchTable, Fingerprint
 from mhctune.kernels.post_pre_delayed import PostPreDelayed
 from mhctune.kernels.seam import Problem
@@ -44,6 +45,9 @@ F12, F24, U12, U24 = ALL = (
     candidate("fused", 12), candidate("fused", 24), candidate("unfused", 12), candidate("unfused", 24),
 )  # fmt: skip
 ROUNDS = 9
+VARIANTS = {
+    of: tuple(str(v) for v in PostPreDelayed().arm("c", of.arm).variants(PROBLEM, of.config)) for of in ALL
+}
 
 
 def record(fingerprint: Fingerprint, **changes: Any) -> SweepRecord:
@@ -55,6 +59,7 @@ def record(fingerprint: Fingerprint, **changes: Any) -> SweepRecord:
         "token_counts": COUNTS,
         "grid": 12,
         "space": SPACE,
+        "variants": VARIANTS,
         "protocol": {"version": 1, "samples": ROUNDS},
         "fingerprint": fingerprint,
         "sources": {"fused": "a" * 64, "unfused": "b" * 64},
@@ -238,7 +243,7 @@ def test_a_bridged_upper_limit_covers_the_true_regret_as_often_as_it_says() -> N
 
 
 def test_a_cut_over_between_arms_is_a_band_edge(fingerprint: Fingerprint) -> None:
-    derived = derive(record(fingerprint), 3, grid(CUT_OVER), ALL, 0.05)
+    derived = derive(record(fingerprint), 3, grid(CUT_OVER), 0.05)
     table = derived.table
     assert [(b.first, b.last, b.choice.arm) for b in table.bands] == [(1, 4, "fused"), (5, 16, "unfused")]
     assert table.lookup(4).choice == Choice("fused", F12.items)
@@ -247,26 +252,26 @@ def test_a_cut_over_between_arms_is_a_band_edge(fingerprint: Fingerprint) -> Non
 
 
 def test_a_wide_bound_needs_one_band_where_a_narrow_one_needs_two(fingerprint: Fingerprint) -> None:
-    wide = derive(record(fingerprint), 3, grid(CUT_OVER), ALL, 0.7)
+    wide = derive(record(fingerprint), 3, grid(CUT_OVER), 0.7)
     assert len(wide.table.bands) == 1
     assert wide.derivation.worst_upper <= 0.7
 
 
 def test_the_last_choice_is_served_above_the_bands(fingerprint: Fingerprint) -> None:
-    table = derive(record(fingerprint), 3, grid(CUT_OVER), ALL, 0.05).table
+    table = derive(record(fingerprint), 3, grid(CUT_OVER), 0.05).table
     assert table.default == table.bands[-1].choice
     assert str(table.lookup(17).status) == "out_of_range"
 
 
 def test_the_table_says_what_it_was_made_for(fingerprint: Fingerprint) -> None:
-    table = derive(record(fingerprint), 3, grid(CUT_OVER), ALL, 0.05).table
+    table = derive(record(fingerprint), 3, grid(CUT_OVER), 0.05).table
     assert (table.seam, table.target, table.fingerprint) == ("post_pre_delayed", "c", fingerprint)
     assert table.problem == PROBLEM.to_dict()
 
 
 def test_every_band_carries_what_was_measured_in_it(fingerprint: Fingerprint) -> None:
     latencies = {1: (10.0, 12.0, 15.0, 15.0), 4: (20.4, 20.0, 30.0, 30.0), 16: (99.0, 99.0, 60.0, 60.0)}
-    table = derive(record(fingerprint), 3, grid(latencies), ALL, 0.05).table
+    table = derive(record(fingerprint), 3, grid(latencies), 0.05).table
     first = table.bands[0].evidence["measured"]
     assert [row["num_tokens"] for row in first] == [1, 4]
     assert first[1]["best"] == str(F24)
@@ -279,7 +284,7 @@ def test_every_band_carries_what_was_measured_in_it(fingerprint: Fingerprint) ->
 
 def test_the_table_carries_the_sweeps_evidence(fingerprint: Fingerprint) -> None:
     latencies = {**CUT_OVER, 4: (20.0, WRONG, 30.0, 30.0)}
-    evidence = derive(record(fingerprint), 3, grid(latencies), ALL, 0.05).table.evidence
+    evidence = derive(record(fingerprint), 3, grid(latencies), 0.05).table.evidence
     assert evidence["sweep"] == 3
     assert evidence["sweep_digest"] == "d" * 64
     assert evidence["max_regret"] == 0.05
@@ -290,7 +295,7 @@ def test_the_table_carries_the_sweeps_evidence(fingerprint: Fingerprint) -> None
     assert {name.split("(")[0] for name in evidence["variants"]} == {
         "c:post_pre", "c:post", "c:projection", "c:epilogue",
     }  # fmt: skip
-    assert DispatchTable.from_dict(derive(record(fingerprint), 3, grid(latencies), ALL, 0.05).table.to_dict())
+    assert DispatchTable.from_dict(derive(record(fingerprint), 3, grid(latencies), 0.05).table.to_dict())
 
 
 @pytest.mark.parametrize(
@@ -301,7 +306,7 @@ def test_a_count_that_was_not_measured_ends_the_bands_before_it(
     fingerprint: Fingerprint, hole: Sequence[float | Failure], fragment: str
 ) -> None:
     latencies = {1: CUT_OVER[1], 4: hole, 16: CUT_OVER[16]}
-    derived = derive(record(fingerprint), 3, grid(latencies), ALL, 0.05)
+    derived = derive(record(fingerprint), 3, grid(latencies), 0.05)
     assert derived.table.max_tokens == 1
     assert list(derived.cells) == [1]
     assert list(derived.missing) == [4]
@@ -310,32 +315,32 @@ def test_a_count_that_was_not_measured_ends_the_bands_before_it(
 
 def test_a_candidate_that_was_not_run_leaves_its_count_out(fingerprint: Fingerprint) -> None:
     trials = [t for t in grid(CUT_OVER) if (t.cell.num_tokens, t.candidate) != (16, U24)]
-    derived = derive(record(fingerprint), 3, trials, ALL, 0.05)
+    derived = derive(record(fingerprint), 3, trials, 0.05)
     assert derived.table.max_tokens == 4
     assert "1 not run" in derived.missing[16]
 
 
 def test_a_hole_at_the_smallest_count_leaves_no_bands(fingerprint: Fingerprint) -> None:
     with pytest.raises(NoBands, match=r"sweep 3 has nothing to derive bands from: 1 token: 0 of 4"):
-        derive(record(fingerprint), 3, grid({**CUT_OVER, 1: (WRONG,) * 4}), ALL, 0.05)
+        derive(record(fingerprint), 3, grid({**CUT_OVER, 1: (WRONG,) * 4}), 0.05)
 
 
 def test_a_mismatch_costs_the_candidate_and_not_the_band(fingerprint: Fingerprint) -> None:
     latencies = {**CUT_OVER, 4: (WRONG, 24.0, 30.0, 30.0)}
-    derived = derive(record(fingerprint), 3, grid(latencies), ALL, 0.25)
+    derived = derive(record(fingerprint), 3, grid(latencies), 0.25)
     assert derived.missing == {}
     assert str(derived.table.lookup(4).choice) == str(F24)
 
 
 def test_the_incumbent_stays_inside_the_bound_and_goes_outside_it(fingerprint: Fingerprint) -> None:
     flat = {count: (10.0, 10.2, 15.0, 15.0) for count in COUNTS}
-    fresh = derive(record(fingerprint), 3, grid(flat), ALL, 0.05)
+    fresh = derive(record(fingerprint), 3, grid(flat), 0.05)
     assert str(fresh.table.lookup(4).choice) == str(F12)
     other = {count: (15.0, 10.0, 15.0, 15.0) for count in COUNTS}
-    served = derive(record(fingerprint), 2, grid(other), ALL, 0.05).table
-    kept = derive(record(fingerprint), 3, grid(flat), ALL, 0.05, served)
+    served = derive(record(fingerprint), 2, grid(other), 0.05).table
+    kept = derive(record(fingerprint), 3, grid(flat), 0.05, served)
     assert str(kept.table.lookup(4).choice) == str(F24)
-    strict = derive(record(fingerprint), 3, grid(flat), ALL, 0.01, served)
+    strict = derive(record(fingerprint), 3, grid(flat), 0.01, served)
     assert str(strict.table.lookup(4).choice) == str(F12)
 
 
@@ -348,20 +353,39 @@ def test_the_incumbent_is_the_newest_table_of_the_same_fingerprint(
     assert incumbent_for(make_fingerprint(driver="2"), tables) is None
 
 
-def test_the_candidates_of_a_stored_sweep_are_the_planned_ones_in_arm_order(fingerprint: Fingerprint) -> None:
-    assert candidates_of(record(fingerprint)) == ALL
-    swapped = {arm: SPACE[arm] for arm in ("unfused", "fused")}
-    assert candidates_of(record(fingerprint, space=swapped)) == ALL
-    assert candidates_of(record(fingerprint, space={"unfused": SPACE["unfused"]})) == (U12, U24)
+def test_a_sweep_of_arms_and_tunables_that_are_gone_gives_its_bands(
+    fingerprint: Fingerprint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostPreDelayed, "arms", lambda seam, target: ())
+    kept = derive(record(fingerprint), 3, grid(CUT_OVER), 0.05)
+    assert [band.choice.arm for band in kept.table.bands] == ["fused", "unfused"]
+    gone = [Candidate.of("folded", {"lanes": lanes}) for lanes in (8, 4)]
+    variants = {gone[0]: ("c:fold(lanes=8)",), gone[1]: ("c:fold(lanes=4)", "c:end()")}
+    old = record(fingerprint, seam="pots", space={"folded": {"lanes": [8, 4]}}, variants=variants)
+    trials = [trial(n, of, samples(us)) for n in COUNTS for of, us in zip(gone, (10.0, 10.0), strict=True)]
+    found = derive(old, 3, trials, 0.05)
+    assert [str(band.choice) for band in found.table.bands] == ["folded(lanes=8)"]
+    assert found.derivation.variants == {"c:fold(lanes=8)"}
+    assert found.table.evidence["candidates"] == 2
 
 
-def test_the_candidates_of_a_stored_sweep_leave_out_illegal_points(fingerprint: Fingerprint) -> None:
-    space = {"fused": {"tile_n": [24], "n_splits": [1, 5], "block_h": [64], "block_m": [1, 9]}}
-    assert candidates_of(record(fingerprint, space=space)) == (F24,)
+def test_ties_are_broken_in_the_order_that_was_kept(fingerprint: Fingerprint) -> None:
+    equal = grid({count: (10.0, 10.0, 10.0, 10.0) for count in COUNTS})
+    for order in ((F12, F24, U12, U24), (F24, F12, U12, U24)):
+        kept = {of: ("c:one()",) for of in order}
+        found = derive(record(fingerprint, variants=kept), 3, equal, 0.05)
+        assert str(found.table.lookup(1).choice) == str(order[0])
+
+
+def test_candidates_and_kernels_keep_their_order_as_data(fingerprint: Fingerprint) -> None:
+    turned = dict(reversed(VARIANTS.items()))
+    again = variants_of(json.loads(json.dumps(variants_to_data(turned), sort_keys=True)))
+    assert list(again.items()) == list(turned.items())
+    assert record(fingerprint, variants=again).candidates == ALL[::-1]
 
 
 def test_two_configs_that_share_kernels_count_their_variants_once(fingerprint: Fingerprint) -> None:
-    derived = derive(record(fingerprint), 3, grid(CUT_OVER), ALL, 0.05)
+    derived = derive(record(fingerprint), 3, grid(CUT_OVER), 0.05)
     seam = PostPreDelayed()
     used = {str(v) for c in (F12, U12) for v in seam.arm("c", c.arm).variants(PROBLEM, c.config)}
     assert derived.derivation.variants == used
@@ -374,5 +398,5 @@ def test_every_order_of_the_trials_gives_the_same_table(fingerprint: Fingerprint
     for number, shuffled in enumerate(itertools.repeat(trials, 4)):
         mixed = list(shuffled)
         random.Random(number).shuffle(mixed)
-        digests.add(derive(record(fingerprint), 3, mixed, ALL, 0.05).table.digest)
+        digests.add(derive(record(fingerprint), 3, mixed, 0.05).table.digest)
     assert len(digests) == 1

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from mhctune.autotuner.derive import candidates_of
 from mhctune.autotuner.records import Measurement, SweepState, Trial
 from mhctune.db.derivation import derive_stored
 from mhctune.db.repository import Repository
@@ -131,7 +130,7 @@ def test_a_sweep_killed_five_times_ends_as_one_that_was_not(tmp_path: Path) -> N
 
     sweep, trials, table = newest(cut)
     assert sweep.state is SweepState.COMPLETE
-    grid = [(n, c) for n in TOKENS for c in candidates_of(sweep.record)]
+    grid = [(n, c) for n in TOKENS for c in sweep.record.candidates]
     measured = [(t.cell.num_tokens, t.candidate) for t in trials if isinstance(t.outcome, Measurement)]
     assert sorted(measured) == sorted(grid)
     assert len(trials) == len(grid) == sweep.record.grid

@@ -42,6 +42,7 @@ def fresh_serving(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """Serving as in a fresh process, with the session's kernels."""
     for name in ("_tables", "_kernels", "_launches"):
         monkeypatch.setattr(serving, name, {})
+    monkeypatch.setattr(serving, "_fitting", set())
     monkeypatch.setattr(serving, "compile_variant", compiler.get)
     yield
 
@@ -275,6 +276,76 @@ def test_a_wrong_tensor_is_refused_with_op_argument_value_and_what_is_expected(
     assert refused(PROBLEM, tensors, form).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("op", "form", "name"),
+    [*WHERE, ("mhctune::post_pre_delayed_out", "out", "scratch")],
+    ids=lambda value: value.rpartition(":")[2],
+)
+@pytest.mark.parametrize("elements", [1, 3])
+def test_a_slice_off_the_16_bytes_of_a_load_is_refused(
+    op: str, form: str, name: str, elements: int, seed: int
+) -> None:
+    tensors = everything(seed)
+    tensor = tensors[name]
+    arena = torch.zeros(tensor.numel() + elements, dtype=tensor.dtype)
+    tensors[name] = arena[elements:].view(tensor.shape)
+    assert tensors[name].is_contiguous()
+    remedy = ", or call .clone()" if name in INPUTS else ""
+    assert refused(PROBLEM, tensors, form) == (
+        f"{op}: {name} begins {elements * tensor.itemsize} bytes past a multiple of 16; the kernels move 16 "
+        f"bytes at a time: slice at a multiple{remedy}"
+    )
+
+
+def test_no_tokens_may_lie_anywhere() -> None:
+    inputs = inputs_of(PROBLEM, 0, 1)
+    inputs["post_mix"] = torch.zeros(9)[1:1].view(0, 4)
+    call(PROBLEM, inputs)
+    call_out(PROBLEM, inputs, outputs_of(PROBLEM, 0))
+
+
+def test_a_call_builds_no_plan_after_the_first(
+    table: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hot path: shapes, scratch and what fits are laid out once a token count."""
+    inputs = inputs_of(PROBLEM, 3, seed)
+    outputs = {digest: outputs_of(PROBLEM, 3, table=digest) for digest in ("", table)}
+    for digest, tensors in outputs.items():
+        call_out(PROBLEM, inputs, tensors, digest)
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("laid out again")
+
+    for arm in SEAM.arms("c"):
+        monkeypatch.setattr(type(arm), "plan", refuse)
+        monkeypatch.setattr(type(arm), "space", refuse)
+    monkeypatch.setattr(type(SEAM), "outputs", refuse)
+    monkeypatch.setattr(serving, "_check_fits", refuse)
+    for digest, tensors in outputs.items():
+        call_out(PROBLEM, inputs, tensors, digest)
+
+
+def test_a_compiled_graph_calls_the_op_as_it_is(seed: int) -> None:
+    inputs, outputs = inputs_of(PROBLEM, 3, seed), outputs_of(PROBLEM, 3)
+    call_out(PROBLEM, inputs, outputs)
+    expected = {name: outputs[name].clone() for name in OUTPUTS}
+    for name in OUTPUTS:
+        poison(outputs[name])
+    compiled = torch.compile(
+        lambda given: call_out(PROBLEM, given, outputs), backend="aot_eager", fullgraph=True
+    )
+    compiled(inputs)
+    assert all(same_bits(outputs[name], expected[name]) for name in OUTPUTS)
+
+
+def test_parameters_that_require_a_gradient_are_read_as_any(seed: int) -> None:
+    inputs, outputs = inputs_of(PROBLEM, 3, seed), outputs_of(PROBLEM, 3)
+    assert inputs["fn"] is not None
+    inputs["fn"] = torch.nn.Parameter(inputs["fn"])
+    call_out(PROBLEM, inputs, outputs)
+    assert not any(outputs[name].requires_grad for name in OUTPUTS)
+
+
 def test_a_refused_call_writes_nothing(seed: int) -> None:
     tensors = everything(seed)
     tensors["next_pre_mix"] = torch.zeros(5, 3)
@@ -395,9 +466,16 @@ def test_a_problem_that_no_kernel_computes_is_refused_by_the_call() -> None:
 
 
 def test_a_hidden_size_without_a_legal_config_is_refused_with_its_name() -> None:
-    problem = Problem(320)
-    with pytest.raises(ValueError, match="no legal config for hidden 320"):
+    problem = Problem(200)
+    with pytest.raises(ValueError, match=r"no arm of .* has a legal config for hidden 200"):
         call(problem, inputs_of(problem, 3, 1))
+
+
+def test_a_hidden_size_that_one_arm_alone_can_do_is_served(seed: int) -> None:
+    problem = Problem(320)
+    inputs = inputs_of(problem, 3, seed)
+    given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    assert all(d.ok for d in SEAM.check(problem, given, call(problem, inputs)))
 
 
 def test_the_python_functions_are_the_ops(seed: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def test_a_machine_without_a_gpu_is_its_processor(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_machine_with_a_gpu_is_its_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu("NVIDIA H200", 150_754_820_096, 13_200_000_000, "580.159.04", "")
+    gpu = Gpu("NVIDIA H200", 150_754_820_096, 13_200_000_000, "580.159.04", "", 132)
     monkeypatch.setattr("mhctune.autotuner.probe.first_gpu", lambda: gpu)
     device = probe.detect()
     assert device == probe.Device("NVIDIA H200", "cuda", 13_200_000_000)
@@ -42,11 +41,8 @@ def test_a_machine_with_a_gpu_is_its_first_one(monkeypatch: pytest.MonkeyPatch) 
 def test_the_fingerprint_of_a_gpu_holds_driver_toolchain_and_pass_configuration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpu = Gpu("NVIDIA H200", 150_754_820_096, 13_200_000_000, "580.159.04", "")
+    gpu = Gpu("NVIDIA H200", 150_754_820_096, 13_200_000_000, "580.159.04", "", 132)
     monkeypatch.setattr("mhctune.autotuner.probe.first_gpu", lambda: gpu)
-    monkeypatch.setattr(
-        "torch.cuda.get_device_properties", lambda index: SimpleNamespace(multi_processor_count=132)
-    )
     found = probe.fingerprint(SEAM, "cuda")
     assert (found.gpu_name, found.sm_count, found.memory_gib) == ("NVIDIA H200", 132, 140)
     assert found.driver == "580.159.04"

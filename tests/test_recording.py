@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mhctune.autotuner.derive import Derived, candidates_of, derive
-from mhctune.autotuner.recording import recording, replay
-from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Measurement, Sample
+from mhctune.autotuner.derive import Derived, derive
+from mhctune.autotuner.recording import Unfinished, recording, replay
+from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Measurement, Sample, SweepState
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.recorded import load_recorded
 from mhctune.db.repository import Repository
 from mhctune.kernels.space import Candidate
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # Whole seam as vLLM 0.33 ships it on one H200, hidden 5120, us (shared project data, 2026-11-29).
 AS_SHIPPED = {
@@ -32,7 +37,7 @@ AS_SHIPPED = {
 
 def derived(name: str, bound: float) -> Derived:
     sweep, trials = replay(load_recorded(name))
-    return derive(sweep, 1, trials, candidates_of(sweep), bound)
+    return derive(sweep, 1, trials, bound)
 
 
 def test_a_recording_holds_every_trial_failures_included(
@@ -42,7 +47,7 @@ def test_a_recording_holds_every_trial_failures_included(
     sweep_id = repository.begin(sweep)
     cell = Cell(sweep.seam, sweep.problem, 8)
     good, bad = (Candidate.of("fused", {"tile_n": 24, "n_splits": n}) for n in (1, 4))
-    trial = repository.open_trial(sweep_id, cell, good, Footprint(10, 20, 30))
+    trial = repository.open_trial(sweep_id, cell, good, Footprint(10, 20, 30, 40, 50))
     repository.add_samples([(trial, Sample(0, round, 0, 40, 3.125 + round)) for round in range(5)])
     repository.finish_trial(trial)
     failure = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
@@ -54,6 +59,7 @@ def test_a_recording_holds_every_trial_failures_included(
     again, trials = replay(load_recorded(path))
 
     assert again == sweep
+    assert again.candidates == sweep.candidates
     assert [t.candidate for t in trials] == [good, bad]
     outcome = trials[0].outcome
     assert isinstance(outcome, Measurement)
@@ -61,7 +67,62 @@ def test_a_recording_holds_every_trial_failures_included(
         (round, 40, 3.125 + round) for round in range(5)
     ]
     assert trials[1].outcome == failure
-    assert (trials[0].footprint.output_bytes, trials[0].footprint.scratch_bytes) == (20, 30)
+    assert [t.footprint for t in trials] == [Footprint(10, 20, 30, 40, 50), Footprint(10, 20, 30)]
+
+
+def test_a_trial_that_still_races_is_not_recorded_as_a_measurement(
+    repository: Repository, make_sweep: Any
+) -> None:
+    sweep = make_sweep()
+    sweep_id = repository.begin(sweep)
+    cell = Cell(sweep.seam, sweep.problem, 8)
+    trial = repository.open_trial(sweep_id, cell, sweep.candidates[0], Footprint(10, 20, 30))
+    repository.add_samples([(trial, Sample(0, round, 0, 40, 3.0)) for round in range(5)])
+    with pytest.raises(Unfinished, match="1 trial of 1 still race"):
+        recording(sweep, repository.trials(sweep_id), "what", "where")
+
+
+@pytest.fixture
+def record(database: Path, tmp_path: Path) -> Callable[[], Path]:
+    """Run `benchmarks/record.py` on sweep 1."""
+
+    def run() -> Path:
+        out = tmp_path / "out.jsonl"
+        runpy.run_path(str(ROOT / "benchmarks" / "record.py"))["main"](database, "1", out, "what", "where")
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize("state", [SweepState.RUNNING, SweepState.INTERRUPTED])
+def test_only_a_sweep_that_has_ended_is_recorded(
+    repository: Repository, make_sweep: Any, record: Callable[[], Path], state: SweepState, tmp_path: Path
+) -> None:
+    repository.end(repository.begin(make_sweep()), state)
+    with pytest.raises(SystemExit, match=f"sweep 1 of .* is {state}; run it to its end"):
+        record()
+    assert not (tmp_path / "out.jsonl").exists()
+    repository.end(1, SweepState.INCOMPLETE)
+    assert replay(load_recorded(record()))[0] == make_sweep()
+
+
+def test_a_recording_that_lacks_what_a_sweep_needs_is_refused(make_sweep: Any, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    path.write_text(recording(make_sweep(), (), "what", "where")[0] + "\n")
+    whole = load_recorded(path)
+    assert whole.sweep is not None
+    without = {name: value for name, value in whole.sweep.items() if name != "variants"}
+    with pytest.raises(ConfigError, match="'what' does not hold what a sweep needs: 'variants'"):
+        replay(replace(whole, sweep=without))
+
+
+@pytest.mark.parametrize("name", ["cpu_quick_hidden5120", "h200_decode_hidden5120"])
+def test_the_shipped_sweeps_were_measured_on_the_whole_grid_that_they_name(name: str) -> None:
+    sweep, trials = replay(load_recorded(name))
+    assert sweep.grid == len(trials) == len(sweep.candidates) * len(sweep.token_counts)
+    assert {trial.candidate for trial in trials} == set(sweep.candidates)
+    assert all(sweep.variants.values())
+    assert all(t.footprint.input_bytes > 0 and t.footprint.measured_bytes > 0 for t in trials)
 
 
 def test_single_timings_are_no_sweep() -> None:

@@ -37,6 +37,11 @@ SPACE = {
     "fused": {name: [value] for name, value in CONFIG.items()},
     "unfused": {**{name: [value] for name, value in CONFIG.items()}, "tile_n": [24, 12]},
 }
+VARIANTS = {
+    FUSED: ("c:post_pre()", "c:epilogue()"),
+    UNFUSED: ("c:post()", "c:projection()", "c:epilogue()"),
+    FAILED: ("c:post()", "c:projection(tile_n=12)", "c:epilogue()"),
+}
 WRONG = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
 
 
@@ -53,18 +58,18 @@ def trials() -> list[Trial]:
 
 @pytest.fixture
 def record(make_sweep: Callable[..., SweepRecord]) -> SweepRecord:
-    return make_sweep(target="c", token_counts=(1, 4, 16), space=SPACE, problem=PROBLEM)
+    return make_sweep(target="c", token_counts=(1, 4, 16), space=SPACE, variants=VARIANTS, problem=PROBLEM)
 
 
 @pytest.fixture
 def derived(record: SweepRecord) -> Derived:
-    return derive(record, 7, trials(), (FUSED, UNFUSED, FAILED), 0.05)
+    return derive(record, 7, trials(), 0.05)
 
 
 def width(sheet: Sheet) -> int:
-    """Columns of a terminal that the sheet takes: two blanks between its columns, one at each edge."""
+    """Columns of a terminal that the sheet takes: two blanks between its columns, one after the last."""
     cells = [sheet.columns, *sheet.rows]
-    return sum(max(len(str(row[i])) for row in cells) + 2 for i in range(len(sheet.columns)))
+    return sum(max(len(str(row[i])) for row in cells) + 2 for i in range(len(sheet.columns))) - 1
 
 
 def test_the_bands_say_choice_regret_and_limit(derived: Derived) -> None:
@@ -72,28 +77,26 @@ def test_the_bands_say_choice_regret_and_limit(derived: Derived) -> None:
     config = "block_h=256 block_m=8 n_splits=5 tile_n=24"
     assert sheet.columns == ("tokens", "arm", "config", "regret", "limit")
     assert sheet.rows == (
-        ("1-4", "fused", config, "0.0 %", "0.0 %"),
-        ("5-16", "unfused", config, "0.0 %", "0.0 %"),
+        ("1-4", "fused", config, "best", ""),
+        ("5-16", "unfused", config, "best", ""),
     )
 
 
 def test_a_regret_within_the_bound_is_shown(record: SweepRecord) -> None:
-    derived = derive(record, 7, trials(), (FUSED, UNFUSED, FAILED), 0.25)
-    assert [row[3:] for row in report.bands_sheet(derived.table).rows] == [("25.0 %", "25.0 %")]
+    derived = derive(record, 7, trials(), 0.25)
+    assert [row[3:] for row in report.bands_sheet(derived.table).rows] == [("25.0%", "25.0%")]
 
 
 def test_a_band_of_one_count_is_one_number(record: SweepRecord) -> None:
-    derived = derive(
-        record, 7, [t for t in trials() if t.cell.num_tokens == 1], (FUSED, UNFUSED, FAILED), 0.05
-    )
+    derived = derive(record, 7, [t for t in trials() if t.cell.num_tokens == 1], 0.05)
     assert report.bands_sheet(derived.table).rows[0][0] == "1"
 
 
 def test_the_notes_of_the_bands_name_default_cost_device_and_table(derived: Derived) -> None:
-    default, cost, origin = report.bands_sheet(derived.table).notes
-    assert default == f"above 16: {UNFUSED} (default)"
-    assert cost.startswith("2 bands, 4 compiled kernels")
-    assert cost.endswith("mean 0.0 %, upper limit 0.0 % (bound 5.0 %)")
+    default, cost, limit, origin = report.bands_sheet(derived.table).notes
+    assert default == f"above 16: {UNFUSED} (default, not measured)"
+    assert cost == "2 bands, 4 compiled kernels; mean regret 0.0 %, worst limit 0.0 % (bound 5.0 %)"
+    assert limit == "limit: upper 95 % limit of the regret from 9 rounds, each token count on its own"
     assert origin == f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}"
 
 
@@ -105,31 +108,46 @@ def test_a_table_without_evidence_is_shown_too(make_table: Callable[..., Dispatc
 
 def test_the_arms_stand_side_by_side_with_what_is_served(derived: Derived) -> None:
     sheet = report.arms_sheet(derived)
-    assert sheet.columns == ("tokens", "best fused", "best unfused", "served", "served arm", "tied")
+    assert sheet.columns == ("tokens", "best fused", "best unfused", "served", "regret", "served arm", "tied")
     assert sheet.rows == (
-        (1, 10.0, 12.5, 10.0, "fused", 1), (4, 20.0, 20.1, 20.0, "fused", 1),
-        (16, 1234.5, 617.2, 617.2, "unfused", 1),
+        (1, 10.0, 12.5, 10.0, "0.0 %", "fused", 1), (4, 20.0, 20.1, 20.0, "0.0 %", "fused", 1),
+        (16, 1234.5, 617.2, 617.2, "0.0 %", "unfused", 1),
     )  # fmt: skip
+
+
+def test_a_cut_over_that_the_noise_does_not_decide_says_so(record: SweepRecord) -> None:
+    cell = Cell("post_pre_delayed", PROBLEM, 1)
+
+    def measured(candidate: Candidate, *latencies: float) -> Trial:
+        samples = tuple(Sample(0, i, 0, 1, latency) for i, latency in enumerate(latencies))
+        return Trial(cell, candidate, Footprint(1, 1, 1), Measurement(samples), samples)
+
+    close = [measured(FUSED, *[10.0, 10.2] * 5), measured(UNFUSED, *[10.11, 10.11] * 5)]
+    others = [t for t in trials() if t.cell.num_tokens != 1 or t.candidate == FAILED]
+    rows = report.arms_sheet(derive(record, 7, [*close, *others], 0.05)).rows
+    # One arm for all counts is one kernel less, and within the bound.
+    assert rows[0][-2:] == ("unfused (arms tied)", 2)
+    assert rows[2][-2:] == ("unfused", 1)
 
 
 def test_an_arm_that_was_not_measured_somewhere_is_a_dash(record: SweepRecord) -> None:
     cut = [t for t in trials() if (t.cell.num_tokens, t.candidate) != (4, UNFUSED)]
     cell = Cell("post_pre_delayed", PROBLEM, 4)
-    derived = derive(
-        record, 7, [*cut, Trial(cell, UNFUSED, Footprint(1, 1, 1), WRONG)], (FUSED, UNFUSED, FAILED), 0.05
-    )
+    derived = derive(record, 7, [*cut, Trial(cell, UNFUSED, Footprint(1, 1, 1), WRONG)], 0.05)
     assert report.arms_sheet(derived).rows[1][:3] == (4, 20.0, "-")
 
 
 def test_an_explanation_shows_candidates_bytes_and_failures(derived: Derived) -> None:
     sheet = report.explain(derived, trials(), 4).sheet(limit=1)
-    assert sheet.title == f"4 tokens: {FUSED}, exact, for 1 to 4"
+    assert sheet.title == f"4 tokens: {FUSED}, for 1-4"
     assert sheet.rows == (
-        ("fused", "block_h=256 block_m=8 n_splits=5 tile_n=24", 20.0, "0.0 %", "0.0 %", "0.0 %"),
+        ("fused", "block_h=256 block_m=8 n_splits=5 tile_n=24", 20.0, "0.0 %", "0.0 %", "0.0 %", "served"),
     )
     assert sheet.notes == (
-        "2 candidates measured at 4 tokens, 1 tied with the best (lower limit not above 0)",
-        "bytes of the choice: inputs 1,000, outputs 200, scratch 30, graph 0",
+        "served: the best here",
+        "2 candidates measured at 4 tokens, 1 tied with the best: their lower 95 % limit is not above 0",
+        "bytes there: inputs 1,000, outputs 200, scratch 30, graph 0",
+        f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}",
         f"failed: {FAILED}: mismatch: layer_input: 3 elements not written",
     )
 
@@ -144,6 +162,14 @@ def test_the_next_measured_count_speaks_for_one_between_and_the_last_for_all_abo
     why = report.explain(derived, trials(), tokens)
     assert (why.measured_at, why.answer.choice.arm) == (measured_at, arm)
     assert why.footprint == Footprint(1000, 200, 30)
+
+
+def test_an_explanation_marks_what_is_served_though_others_are_faster(record: SweepRecord) -> None:
+    derived = derive(record, 7, trials(), 0.25)
+    sheet = report.explain(derived, trials(), 2).sheet(limit=1)
+    assert sheet.title.endswith("for 1-16; measured at 4")
+    assert [row[-1] for row in sheet.rows] == ["tied", "served"]
+    assert sheet.notes[0].startswith("served: 2 of 2 here, chosen so that all bands together need the fewest")
 
 
 def test_an_explanation_is_json_with_regrets_and_failures(derived: Derived) -> None:
@@ -176,10 +202,9 @@ def test_an_answer_is_a_line_for_people_and_a_dict_for_machines(derived: Derived
     table = derived.table
     inside, above = table.lookup(4), table.lookup(17)
     assert (
-        report.answer_text(table, inside)
-        == f"{FUSED}  tokens 1 to 4  status exact  table {table.digest[:12]}"
+        report.answer_text(table, inside) == f"{FUSED}  tokens 1-4  status exact  table {table.digest[:12]}"
     )
-    assert "tokens 17 to up  status out_of_range" in report.answer_text(table, above)
+    assert "tokens 17 and up  status out_of_range (the table is exact)" in report.answer_text(table, above)
     expected: dict[str, Any] = {"arm": "fused", "config": CONFIG, "first": 1, "last": 4, "status": "exact"}
     assert report.answer_dict(table, inside) == {**expected, "table": table.digest}
     assert report.answer_dict(table, above)["last"] is None
@@ -187,12 +212,13 @@ def test_an_answer_is_a_line_for_people_and_a_dict_for_machines(derived: Derived
 
 def test_a_forecast_shows_kernels_bytes_and_seconds() -> None:
     plan = plan_sweep(load_gpu("cpu"), "quick")
-    sheet = report.forecast_sheet(forecast(plan, 2, None))
+    sheet = report.forecast_sheet(forecast(plan, 2, None), 2)
     assert [row[0] for row in sheet.rows] == ["fused", "unfused"]
     text = " ".join(sheet.notes)
     assert f"{len(plan.variants)} kernels to compile" in text
     assert f"{plan.grid} trials" in text
     assert "MiB" in text
+    assert "to start and compile with 2 cores" in text
 
 
 @pytest.mark.parametrize("make", [lambda d: report.bands_sheet(d.table), report.arms_sheet])

@@ -122,9 +122,10 @@ def test_scratch_views_lie_apart_on_lines_of_256_bytes_and_fill_what_was_asked_f
     arm: Arm, num_tokens: int
 ) -> None:
     problem, config = Problem(768), {**arm.preferred, "n_splits": 3}
-    numel = arm.scratch_numel(problem, config, num_tokens)
+    layout = arm.scratch_layout(problem, config, num_tokens)
+    numel = layout.numel
     scratch = torch.zeros(numel)
-    views = arm.scratch_views(problem, config, num_tokens, scratch)
+    views = layout.views(scratch)
     specs = {s.name: s for s in arm.plan(problem, config, num_tokens) if s.role is Role.SCRATCH}
     assert {name: tuple(view.shape) for name, view in views.items()} == {n: s.shape for n, s in specs.items()}
     ends = 0
@@ -141,8 +142,14 @@ def test_scratch_views_lie_apart_on_lines_of_256_bytes_and_fill_what_was_asked_f
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_scratch_sized_for_many_tokens_serves_fewer(arm: Arm) -> None:
     problem = Problem(768)
-    sizes = [arm.scratch_numel(problem, dict(arm.preferred), tokens) for tokens in range(200)]
+    sizes = [arm.scratch_layout(problem, dict(arm.preferred), tokens).numel for tokens in range(200)]
     assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("target", ["c", "cuda"])
+def test_the_built_in_choice_is_sought_in_every_arm_once(target: str) -> None:
+    assert sorted(a.name for a in SEAM.preference(target)) == sorted(a.name for a in SEAM.arms(target))
+    assert SEAM.preference("abacus") == ()
 
 
 def test_a_deviation_is_ok_only_if_all_is_written_and_within_the_bound() -> None:

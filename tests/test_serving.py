@@ -40,6 +40,7 @@ def compiled(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Iterator[li
 
     for name in ("_tables", "_kernels", "_launches"):
         monkeypatch.setattr(serving, name, {})
+    monkeypatch.setattr(serving, "_fitting", set())
     monkeypatch.setattr(serving, "compile_variant", compile_one)
     yield asked
 
@@ -241,21 +242,103 @@ def test_without_a_table_the_built_in_choice_is_served_and_says_so(compiled: lis
     for num_tokens in (1, 100, 10**9):
         answer = serving.lookup("", NAME, PROBLEM, "c", num_tokens)
         assert answer.status is Status.DEFAULT
-        assert answer.choice == Choice.of("unfused", SEAM.arm("c", "unfused").preferred)
+        assert answer.choice == Choice.of("fused", SEAM.arm("c", "fused").preferred)
         assert (answer.first, answer.last) == (1, None)
-    assert serving.dispatch("", NAME, PROBLEM, "c", 7).arm.name == "unfused"
+    assert serving.dispatch("", NAME, PROBLEM, "c", 7).arm.name == "fused"
 
 
-def test_where_the_preferred_config_is_illegal_the_first_legal_one_is_built_in(
+@pytest.mark.parametrize(
+    ("target", "hidden", "arm"),
+    [
+        ("c", 64, "fused"), ("c", 320, "fused"), ("c", 5120, "fused"),
+        ("cuda", 4096, "unfused_mma"), ("cuda", 5120, "unfused_mma"), ("cuda", 7168, "unfused_mma"),
+    ],
+)  # fmt: skip
+def test_the_built_in_choice_is_the_first_preferred_config_that_is_legal(
+    target: str, hidden: int, arm: str
+) -> None:
+    expected = Choice.of(arm, SEAM.arm(target, arm).preferred)
+    assert serving.builtin(NAME, Problem(hidden), target) == expected
+
+
+def test_the_built_in_choice_goes_on_to_the_next_arms_preferred_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arm = SEAM.arm("c", "unfused")
-    monkeypatch.setattr(type(arm), "preferred", {**arm.preferred, "n_splits": 7})
-    first = arm.space(PROBLEM).candidates()[0]
-    assert serving.builtin(NAME, PROBLEM, "c") == Choice.of("unfused", first.config)
-    assert serving.builtin(NAME, Problem(1792), "c") == Choice.of("unfused", arm.preferred)
-    with pytest.raises(ValueError, match="arm unfused has no legal config for hidden 320"):
-        serving.builtin(NAME, Problem(320), "c")
+    first, second = SEAM.preference("c")
+    monkeypatch.setattr(type(first), "preferred", {**first.preferred, "n_splits": 7})
+    monkeypatch.setattr(type(second), "preferred", dict(second.preferred))
+    assert serving.builtin(NAME, PROBLEM, "c") == Choice.of(second.name, second.preferred)
+    assert serving.builtin(NAME, Problem(1792), "c") == Choice.of(first.name, first.preferred)
+    # Neither is legal at 320, and the second arm has no legal config there at all.
+    legal = first.space(Problem(320)).candidates()[0]
+    assert serving.builtin(NAME, Problem(320), "c") == Choice.of(first.name, legal.config)
+
+
+def test_where_no_preferred_config_is_legal_the_first_legal_one_is_built_in() -> None:
+    problem = Problem(1280)
+    assert all(arm.space(problem).refusals(arm.preferred) for arm in SEAM.arms("cuda"))
+    choice = serving.builtin(NAME, problem, "cuda")
+    arm = SEAM.arm("cuda", "unfused_mma")
+    assert choice == Choice.of(arm.name, arm.space(problem).candidates()[0].config)
+
+
+@pytest.mark.parametrize(
+    ("target", "tried"),
+    [
+        ("c", "fused, unfused"), ("cuda", "unfused_mma, unfused, fused"), ("abacus", "there is none"),
+    ],
+)  # fmt: skip
+def test_only_where_no_arm_has_a_legal_config_there_is_no_built_in_choice(target: str, tried: str) -> None:
+    message = rf"^no arm of {NAME} on target '{target}' \({tried}\) has a legal config for hidden 200,"
+    with pytest.raises(ValueError, match=message):
+        serving.lookup("", NAME, Problem(200), target, 1)
+
+
+@pytest.mark.parametrize("choice", [FUSED, UNFUSED], ids=str)
+def test_a_first_launch_runs_every_kernel_of_a_choice_once(
+    choice: Choice, compiled: list[Variant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What warming up does on cuda, where a module is loaded by its first launch."""
+    launched: list[Variant] = []
+    compile_one = serving.compile_variant
+
+    def counting(variant: Variant) -> Compiled:
+        kernel = compile_one(variant)
+
+        def run(*args: torch.Tensor) -> None:
+            launched.append(variant)
+            kernel.run(*args)
+
+        return Compiled(run, kernel.code_hash)
+
+    monkeypatch.setattr(serving, "compile_variant", counting)
+    serving._launch_once(NAME, PROBLEM, "c", choice, "cpu")
+    assert launched == list(SEAM.arm("c", choice.arm).variants(PROBLEM, dict(choice.config)))
+
+
+def test_warming_up_launches_on_cuda_only(
+    make: Make, compiled: list[Variant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[Choice] = []
+    monkeypatch.setattr(serving, "_launch_once", lambda *args: launched.append(args[3]))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    serving.warm_up(serving.serve(make()))
+    assert launched == []
+    assert compiled != []
+    tile = {"tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "epilogue_thr": 128}
+    fused, mma = Choice.of("fused", {**tile, "ahead": 0}), SEAM.arm("cuda", "unfused_mma").preferred
+    table = make(
+        target="cuda",
+        problem={"hidden_size": 4096},
+        bands=(Band(1, 8, fused),),
+        default=Choice.of("unfused_mma", mma),
+    )
+    monkeypatch.setattr(serving, "_launch", lambda *args: None)
+    serving.warm_up(serving.serve(table))
+    assert launched == list(table.choices)
+    monkeypatch.setattr(serving, "_capturing", lambda: True)
+    with pytest.raises(serving.NotCompiled, match="cannot be warmed up inside a capture; do it before"):
+        serving.warm_up(table.digest)
 
 
 def test_warming_up_compiles_exactly_the_tables_variants_and_nothing_compiles_after(
@@ -299,9 +382,11 @@ def test_scratch_is_sized_for_every_choice_up_to_the_largest_token_count(
     for num_tokens in range(1, largest + 1):
         choice = table.lookup(num_tokens).choice
         arm = SEAM.arm("c", choice.arm)
-        assert arm.scratch_numel(PROBLEM, dict(choice.config), num_tokens) <= numel
-    built_in = SEAM.arm("c", "unfused")
-    expected = built_in.scratch_numel(PROBLEM, dict(built_in.preferred), largest)
+        need = arm.scratch_layout(PROBLEM, dict(choice.config), num_tokens)
+        assert need.numel <= numel
+        assert serving.dispatch(digest, NAME, PROBLEM, "c", num_tokens).scratch == need
+    built_in = SEAM.arm("c", "fused")
+    expected = built_in.scratch_layout(PROBLEM, dict(built_in.preferred), largest).numel
     assert serving.scratch_numel("", NAME, PROBLEM, "c", largest) == expected
 
 

@@ -32,6 +32,14 @@ def test_points_come_in_the_order_of_the_declared_values() -> None:
 def test_candidates_are_the_points_that_no_constraint_refuses() -> None:
     expected = [{"a": 1, "b": 10}, {"a": 1, "b": 20}, {"a": 2, "b": 10}]
     assert [candidate.config for candidate in SPACE.candidates()] == expected
+    assert tuple(SPACE.legal()) == SPACE.candidates()
+
+
+def test_legal_points_come_one_by_one() -> None:
+    """The first of a space with 10^12 points."""
+    tunables = tuple(Tunable(name, tuple(range(1, 1001)), "many") for name in "abcd")
+    (first,) = itertools.islice(SearchSpace("large", tunables).legal(), 1)
+    assert first.config == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
 def test_a_refusal_names_the_values_and_every_reason() -> None:

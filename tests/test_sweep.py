@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import (
@@ -65,6 +66,9 @@ class FakeBench:
     timed: list[tuple[int, Candidate]] = field(default_factory=list)
     prepared: list[tuple[int, Candidate]] = field(default_factory=list)
     tokens: int = 0
+
+    def input_bytes(self, cell: Cell) -> int:
+        return 10
 
     def enter(self, cell: Cell, seed: int) -> int:
         self.tokens = cell.num_tokens
@@ -390,3 +394,52 @@ def test_a_database_that_cannot_be_written_stops_the_sweep_before_anything_is_co
     with Repository.open(database, readonly=True) as store, pytest.raises(DatabaseError, match="readonly"):
         run(plan, store, FakeBench(), compiling=compiling)
     assert compiling.asked == []
+
+
+def test_a_cell_whose_inputs_exceed_the_budget_is_refused_before_anything_is_allocated(
+    plan: SweepPlan, repository: Repository
+) -> None:
+    class Large(FakeBench):
+        def input_bytes(self, cell: Cell) -> int:
+            return 10 if cell.num_tokens == plan.token_counts[0] else 10**6
+
+    bench = Large()
+    result = Sweep(plan, repository, bench, VramBudget(1000, 10**9), lambda variants, tell: None).run()
+    assert result.state is SweepState.INCOMPLETE
+    assert bench.tokens == plan.token_counts[0]  # no other cell was entered
+    outcomes = [
+        t.outcome for t in repository.trials(result.sweep_id) if t.cell.num_tokens != plan.token_counts[0]
+    ]
+    assert len(outcomes) == len(plan.candidates) * (len(plan.token_counts) - 1)
+    assert {o.kind for o in outcomes if isinstance(o, Failure)} == {FailureKind.OVER_BUDGET}
+
+
+def test_inputs_that_find_no_memory_cost_their_cell_and_no_other(
+    plan: SweepPlan, repository: Repository
+) -> None:
+    class Crowded(FakeBench):
+        def enter(self, cell: Cell, seed: int) -> int | Failure:  # type: ignore[override]
+            if cell.num_tokens == plan.token_counts[0]:
+                return Failure(FailureKind.OUT_OF_MEMORY, "no room for the inputs")
+            return super().enter(cell, seed)
+
+    result = Sweep(plan, repository, Crowded(), VramBudget(10**6, 10**9), lambda variants, tell: None).run()
+    assert result.state is SweepState.INCOMPLETE
+    assert len(result.missing) == 1
+    later = [t for t in repository.trials(result.sweep_id) if t.cell.num_tokens != plan.token_counts[0]]
+    assert all(isinstance(t.outcome, Measurement) for t in later)
+
+
+def test_a_bench_that_is_lost_for_good_leaves_an_incomplete_sweep_that_says_so(
+    plan: SweepPlan, repository: Repository
+) -> None:
+    class Lost(FakeBench):
+        def enter(self, cell: Cell, seed: int) -> int:
+            if cell.num_tokens != plan.token_counts[0]:
+                raise BenchLost(Failure(FailureKind.CRASHED, "the worker left with exit code 1 in start"))
+            return super().enter(cell, seed)
+
+    result = Sweep(plan, repository, Lost(), VramBudget(10**6, 10**9), lambda variants, tell: None).run()
+    assert result.state is SweepState.INCOMPLETE
+    assert result.missing[0] == "the bench was lost for good: the worker left with exit code 1 in start"
+    assert repository.sweep(result.sweep_id).state is SweepState.INCOMPLETE

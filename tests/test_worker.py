@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import hostile  # type: ignore[import-not-found]
 import pytest
 
+from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.budget import VramBudget
 from mhctune.autotuner.protocol import Protocol
-from mhctune.autotuner.race import Race
+from mhctune.autotuner.race import Race, Stopped
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Measurement
 from mhctune.autotuner.store import SweepRecord
-from mhctune.autotuner.worker import Limits, RemoteBench, WorkerLost
+from mhctune.autotuner.worker import Limits, RemoteBench
 from mhctune.db.repository import Repository
 from mhctune.kernels.seam import Problem, Variant
 
@@ -91,8 +98,63 @@ def test_a_crash_of_the_compiler_leaves_a_worker_that_works(bench: RemoteBench) 
 
 
 def test_a_worker_that_does_not_start_says_so() -> None:
-    with pytest.raises(WorkerLost, match="the worker left with exit code 1 in start"):
+    with pytest.raises(BenchLost, match="the worker left with exit code 1 in start"):
         RemoteBench(hostile.refuse, LIMITS)
+
+
+def test_a_worker_hears_neither_ctrl_c_nor_a_job_manager_that_signals_everybody(bench: RemoteBench) -> None:
+    good = hostile.candidate(hostile.HARMLESS, number=7)
+    bench.enter(CELL, 1)
+    bench.prepare(good)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(bench._process.pid or 0, number)
+    assert bench.sample(good, 0, 0, 1) == 107.0
+    assert bench.respawns == 0
+    assert os.getsid(bench._process.pid or 0) == bench._process.pid  # out of reach of a signal to our group
+
+
+def test_a_worker_dies_with_its_parent() -> None:
+    code = (
+        "import hostile, os, signal\n"
+        "from mhctune.autotuner.worker import Limits, RemoteBench\n"
+        "bench = RemoteBench(hostile.make, Limits())\n"
+        "print(bench._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = os.pathsep.join(p for p in sys.path if p)
+    command = [sys.executable, "-c", f"if __name__ == '__main__':\n    exec({code!r})"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < deadline, "the worker lives on"
+        time.sleep(0.05)
+
+
+def test_the_answer_to_a_call_that_was_cut_short_is_not_taken_for_the_next_one(bench: RemoteBench) -> None:
+    good = hostile.candidate(hostile.HARMLESS, number=7)
+    bench.enter(CELL, 1)
+    bench.prepare(good)
+    # As if an exception had come between the call and its answer.
+    bench._connection.send((99, "forecast", (good,)))
+    assert bench.sample(good, 0, 0, 1) == 107.0
+
+
+def test_leaving_after_an_interrupted_call_ends_the_worker_instead_of_waiting(bench: RemoteBench) -> None:
+    variants = tuple(Variant.of(f"kernel{number}", "c") for number in range(3))
+    bench.enter(CELL, 1)
+
+    def stop(done: int, total: int) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        bench.compile_all(variants, stop)
+    begin = time.monotonic()
+    bench.leave()
+    bench.close()
+    assert time.monotonic() - begin < 2
+    assert not bench._process.is_alive()
 
 
 def test_closing_ends_the_process(bench: RemoteBench) -> None:

@@ -54,7 +54,8 @@ def _tile_rules(size: int, what: str) -> tuple[Constraint, ...]:
             lambda c: 32 <= c["n_thr"] <= 1024 and c["n_thr"] % 32 == 0,
         ),
         Constraint(
-            "vec {vec} must be 1, 2, 4 or 8: a load is at most 16 bytes", lambda c: c["vec"] in (1, 2, 4, 8)
+            "vec {vec} must be 1, 2, 4 or 8: 8 elements are one 16-byte load of bf16, two of fp32 weights",
+            lambda c: c["vec"] in (1, 2, 4, 8),
         ),
         Constraint("block_m {block_m} must be positive", lambda c: c["block_m"] > 0),
     )  # fmt: skip

@@ -14,6 +14,8 @@ def store_partials(sums, partials, mul, sqrsum, rows, tile, split, block_m, tile
     for m in T.unroll(block_m):
         for n in T.unroll(tile_n + 1):
             sums[m, n] = T.warp_reduce_sum(sums[m, n])
+    # `partials` may be laid over the shared coefficients, which are dead from here on: TileLang's ThreadSync
+    # pass puts a barrier before the first write, so that no warp overwrites what another still reads.
     if thread % 32 == 0:
         for m in T.unroll(block_m):
             for n in T.unroll(tile_n + 1):

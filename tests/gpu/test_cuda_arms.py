@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +17,13 @@ from mhctune.autotuner.graph import empty_graph
 from mhctune.kernels import ops, serving
 from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.compiler import Compiler, compile_variant
+from mhctune.kernels.dispatch import Band, Choice, DispatchTable
 from mhctune.kernels.registry import seam
 from mhctune.kernels.seam import Problem, Variant
 from mhctune.kernels.space import Candidate
 
 SEAM = seam("post_pre_delayed")
+ROOT = Path(__file__).resolve().parents[2]
 TOKENS = (0, 1, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 64, 127, 128, 129, 512, 1000, 1024, 4096)
 HIDDEN = (4096, 5120, 7168)
 # Legal at each hidden size (H is a multiple of 1024), and together every width, row block and tile.
@@ -210,6 +217,64 @@ def test_the_out_op_is_captured_and_replayed_with_other_inputs(seed: int) -> Non
     first.close()
     named = dict(zip([s.name for s in SEAM.outputs(problem, tokens)], out, strict=False))
     assert all(d.ok for d in SEAM.check(problem, inputs, named))
+
+
+_CAPTURE_FIRST = """
+import json
+import sys
+import torch
+from mhctune.kernels import ops, serving
+from mhctune.kernels.compiler import quiet
+from mhctune.kernels.dispatch import DispatchTable
+from mhctune.kernels.registry import seam
+from mhctune.kernels.seam import Problem
+
+quiet()
+table = DispatchTable.from_dict(json.loads(sys.argv[1]))
+seam, problem = seam(table.seam), Problem(**table.problem)
+digest = serving.serve(table)
+serving.warm_up(digest)
+names = ("x", "residual", "post_mix", "comb_mix", "fn", "scale", "base", "pre_mix", "norm_weight")
+scalars = (1e-20, 1e-6, 1e-6, 2.0, 1e-20, 20, digest)
+numel = serving.scratch_numel(digest, seam.name, problem, "cuda", 64)
+scratch = torch.empty(numel, device="cuda")
+for tokens in (1, 9, 33):
+    inputs = seam.inputs(problem, tokens, tokens, "cuda")
+    specs = seam.outputs(problem, tokens)
+    out = [torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device="cuda") for s in specs]
+    arguments = (*(inputs[name] for name in names), *out, scratch, *scalars)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.ops.mhctune.post_pre_delayed_out(*arguments)
+    for tensor in out:
+        tensor.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    replayed = [tensor.clone() for tensor in out]
+    assert all(d.ok for d in seam.check(problem, inputs, dict(zip([s.name for s in specs], replayed))))
+    torch.ops.mhctune.post_pre_delayed_out(*arguments)
+    torch.cuda.synchronize()
+    for spec, one, other in zip(specs, replayed, out):
+        assert torch.equal(one, other), (tokens, spec.name)
+print("equal")
+"""
+
+
+def test_a_warmed_up_table_is_captured_before_it_ever_ran(
+    make_table: Callable[..., DispatchTable],
+) -> None:
+    """In a process of its own: whatever the first launch loads, no capture may be the one to load it."""
+    fused, unfused, mma = (Choice.of(CONFIGS[at].arm, CONFIGS[at].config) for at in (0, 4, 7))
+    table = make_table(
+        problem=Problem(4096).to_dict(), bands=(Band(1, 4, fused), Band(5, 16, unfused)), default=mma
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _CAPTURE_FIRST, json.dumps(table.to_dict())],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "equal"
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")

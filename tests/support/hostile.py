@@ -28,6 +28,9 @@ class HostileBench:
         self._residents: set[Candidate] = set()
         self._lost = False
 
+    def input_bytes(self, cell: Cell) -> int:
+        return 1000
+
     def enter(self, cell: Cell, seed: int) -> int:
         return 1000
 

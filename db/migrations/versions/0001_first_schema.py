@@ -91,6 +91,7 @@ def upgrade() -> None:
         sa.Column("token_counts", sa.Text(), nullable=False),
         sa.Column("grid", sa.Integer(), nullable=False),
         sa.Column("space", sa.Text(), nullable=False),
+        sa.Column("variants", sa.Text(), nullable=False),
         sa.Column("protocol", sa.Text(), nullable=False),
         sa.Column("bound", sa.Double(), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
