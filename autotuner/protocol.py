@@ -18,7 +18,8 @@ class Protocol:
     Attributes:
         samples: Rounds; each candidate gives one sample a round.
         replay_us: A sample repeats replays until it is at least this long: the step of the clock and the
-            noise around a replay are a few tenths of a microsecond.
+            noise around a replay are a few tenths of a microsecond. On a CPU 5 ms also average out the
+            short interruptions that 2 ms do not (three sweeps each: 6-15 against 5-12 ties at 1 token).
         unroll: Launches of one replay: a loop of one on the CPU, a CUDA graph of 20 on a GPU, where a graph
             without nodes is replayed as often and subtracted.
         l2: `warm` (the same buffers every launch) or `cold`.
@@ -28,7 +29,7 @@ class Protocol:
     """
 
     samples: int
-    replay_us: float = 2000.0
+    replay_us: float = 5000.0
     unroll: int = 1
     l2: str = "warm"
     pdl: bool = False
