@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 PROTOCOL_VERSION = 1
@@ -50,4 +51,4 @@ class Protocol:
     def launches(self, fastest_us: float) -> int:
         """Return the launches of a sample, whole replays, the same for all candidates of a race."""
         replay_us = max(fastest_us, 1e-3) * self.unroll
-        return self.unroll * max(1, round(self.replay_us / replay_us + 0.5))
+        return self.unroll * max(1, math.ceil(self.replay_us / replay_us))

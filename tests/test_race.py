@@ -213,8 +213,9 @@ def test_all_samples_of_a_batch_average_the_same_number_of_launches() -> None:
     store = race(FakeBench(), ListStore())
     fastest = min(latency_of(c, 0, 0) for c in SEVEN)
     launches = {s.launches for trial in store.rows.values() for s in trial.samples}
-    assert launches == {Protocol(ROUNDS).launches(fastest)}
-    assert (min(launches) - 1) * fastest < 2000.0 <= min(launches) * fastest
+    protocol = Protocol(ROUNDS)
+    assert launches == {protocol.launches(fastest)}
+    assert (min(launches) - 1) * fastest < protocol.replay_us <= min(launches) * fastest
 
 
 def test_the_bytes_of_a_trial_are_the_measured_ones_and_of_a_failure_the_forecast() -> None:

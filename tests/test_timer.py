@@ -46,12 +46,18 @@ def test_the_replay_timer_does_not_make_up_what_was_not_recorded() -> None:
         ReplayTimer({(8, CANDIDATE, 0): 3.5}).time(slot(1), lambda: None, 1)
 
 
-@pytest.mark.parametrize(("fastest", "launches"), [(1.0, 2000), (300.0, 7), (2000.0, 2), (1e6, 1)])
+@pytest.mark.parametrize(("fastest", "launches"), [(1.0, 2000), (300.0, 7), (2000.0, 1), (1e6, 1)])
 def test_a_sample_is_at_least_as_long_as_the_protocol_says(fastest: float, launches: int) -> None:
-    protocol = Protocol(samples=9)
+    protocol = Protocol(samples=9, replay_us=2000.0)
     assert protocol.launches(fastest) == launches
     assert launches * fastest >= protocol.replay_us
 
 
+def test_a_sample_of_a_gpu_is_whole_replays_of_its_graph() -> None:
+    protocol = Protocol.of("cuda", 9)
+    assert [protocol.launches(us) for us in (2.0, 5.0, 15.0, 1e4)] == [100, 40, 20, 20]
+    assert all(protocol.launches(us) % protocol.unroll == 0 for us in (0.5, 3.3, 7.7))
+
+
 def test_launches_stay_finite_for_a_clock_that_saw_nothing() -> None:
-    assert Protocol(samples=9).launches(0.0) == 2_000_000
+    assert Protocol(samples=9, replay_us=2000.0).launches(0.0) == 2_000_000
