@@ -81,7 +81,7 @@ SeamName = Annotated[str | None, Option("--seam", help="Seam to tune (default: t
 Tokens = Annotated[str | None, Option("--tokens", help="Token counts, such as 1,2,4 (default: the sweep's).")]
 Samples = Annotated[int | None, Option("--samples", min=5, help="Timed rounds (default: the sweep's).")]
 Regret = Annotated[float | None, Option(
-    "--max-regret", min=0.0, help="Bound on what a band may lose: 0.05 is 5 % (default: the sweep's).")]
+    "--max-regret", min=0.0, max=1.0, help="What a band may lose: 0.05 is 5 % (default: the sweep's).")]
 Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what is free (cpu: of the host).")]
 New = Annotated[bool, Option("--new", help="Start over instead of resuming.")]
 Save = Annotated[bool, Option("--save", help="Keep the table: lookups and exports use it.")]

@@ -90,6 +90,7 @@ def answer_dict(table: DispatchTable, answer: Answer) -> dict[str, Any]:
         "first": answer.first,
         "last": answer.last,
         "status": str(answer.status),
+        "table_status": str(table.status),
         "table": table.digest,
     }
 

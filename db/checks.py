@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.check import Finding, Verdict, agree, compare, current, label, legal
 from mhctune.autotuner.stats import TooFewSamples
+from mhctune.autotuner.words import counted
 from mhctune.db.derivation import derive_stored
 from mhctune.db.repository import Repository, StoredTable
 from mhctune.db.tables import problem_key
@@ -43,8 +44,21 @@ def _kind(table: DispatchTable) -> tuple[object, ...]:
 
 
 def _findings(store: Repository, table: DispatchTable, stored: StoredTable | None) -> tuple[Finding, ...]:
-    replayed = (replay(store, stored),) if stored is not None else ()
-    return (legal(table), *replayed, current(table))
+    if stored is None:
+        return (legal(table), current(table))
+    return (legal(table), grid(store, stored), replay(store, stored), current(table))
+
+
+def grid(store: Repository, stored: StoredTable) -> Finding:
+    """Say whether a table covers the token counts that its sweep set out to measure."""
+    table, sweep = stored.table, store.sweep(stored.sweep_id)
+    declared = sweep.record.token_counts
+    covered = sum(count <= table.max_tokens for count in declared)
+    sentence = f"{covered} of the {counted(len(declared), 'token count')} of sweep {sweep.id} are covered"
+    if covered == len(declared):
+        return Finding(label(table), "grid", Verdict.PASSED, sentence)
+    sentence += f"; it is {sweep.state}: run `mhctune sweep` as before, which takes up what is missing"
+    return Finding(label(table), "grid", Verdict.MISSING, sentence)
 
 
 def replay(store: Repository, stored: StoredTable) -> Finding:

@@ -118,7 +118,8 @@ def _advice(path: Path) -> str:
     if not is_sqlite(path):
         return "export the one you want"
     with closing(connect_readonly(path)) as connection:
-        (sweeps,) = connection.execute("SELECT count(*) FROM sweeps").fetchone()
+        ended = "SELECT count(*) FROM sweeps WHERE state IN ('complete', 'incomplete')"
+        (sweeps,) = connection.execute(ended).fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM dispatch_tables").fetchone()
     if tables:
         return "`mhctune status` lists the sweeps it holds"

@@ -144,7 +144,7 @@ def swap(table: DispatchTable, place: int, choice: Choice, **changes: Any) -> Di
 def test_a_table_that_is_true_passes(repository: Repository, table: DispatchTable) -> None:
     found = only(repository)
     assert {what: f.verdict for what, f in found.items()} == dict.fromkeys(
-        ("legal", "replay", "sources"), Verdict.PASSED
+        ("legal", "grid", "replay", "sources"), Verdict.PASSED
     )
     assert "2 bands contiguous from 1 to 16, 2 choices with the default, all legal" in found["legal"].sentence
     assert "are the same in table 1 and the samples of sweep 1" in found["replay"].sentence
@@ -205,6 +205,18 @@ def test_bands_that_do_not_follow_from_the_samples_are_named(
     found = only(repository)["replay"]
     assert found.verdict is Verdict.DISAGREES
     assert found.sentence.startswith(f"tokens 1 to 4: {table.bands[1].choice} in table 2, ")
+
+
+def test_a_table_short_of_its_declared_grid_is_missing_and_not_passed(
+    repository: Repository, table: DispatchTable
+) -> None:
+    (stored,) = repository.tables()
+    short = replace(table, bands=table.bands[:1], default=table.bands[0].choice)
+    repository.save_table(stored.sweep_id, short)
+    (checked,) = check_tables(repository)
+    found = {finding.what: finding for finding in checked.findings}
+    assert found["grid"].verdict is Verdict.MISSING
+    assert "run `mhctune sweep` as before" in found["grid"].sentence
 
 
 def test_a_replay_uses_the_bound_of_its_table(repository: Repository, table: DispatchTable) -> None:

@@ -206,6 +206,7 @@ def test_an_answer_is_a_line_for_people_and_a_dict_for_machines(derived: Derived
     )
     assert "tokens 17 and up  status out_of_range (the table is exact)" in report.answer_text(table, above)
     expected: dict[str, Any] = {"arm": "fused", "config": CONFIG, "first": 1, "last": 4, "status": "exact"}
+    expected["table_status"] = "exact"
     assert report.answer_dict(table, inside) == {**expected, "table": table.digest}
     assert report.answer_dict(table, above)["last"] is None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mhctune.autotuner.records import SweepState
 from mhctune.autotuner.store import SweepRecord
 from mhctune.db.export import export
 from mhctune.db.repository import Repository
@@ -149,7 +150,10 @@ def test_a_database_without_tables_says_what_to_run(
 ) -> None:
     with pytest.raises(TableError, match="holds no table of seam any, problem any; run `mhctune sweep`"):
         load_table(database)
-    repository.begin(make_sweep())
+    sweep_id = repository.begin(make_sweep())
+    with pytest.raises(TableError, match=r"holds no table of .*; run `mhctune sweep`"):  # it has not ended
+        load_table(database)
+    repository.end(sweep_id, SweepState.COMPLETE)
     with pytest.raises(TableError, match=r"holds no table of .*; run `mhctune bands --save`"):
         load_table(database)
 
