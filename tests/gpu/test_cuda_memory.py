@@ -127,28 +127,25 @@ def test_forecast_and_measured_bytes_agree_for_twenty_candidates(bench: CudaBenc
         bench.release(candidate)
 
 
-def test_after_three_hundred_candidates_every_byte_is_back(
+def test_after_a_sweep_of_three_hundred_candidates_every_byte_is_back(
     bench: CudaBench, repository: Repository, make_sweep: Callable[..., SweepRecord]
 ) -> None:
-    problem = Problem(5120)
-    space = SEAM.arm("cuda", "unfused_mma").space(problem).restricted({"n_splits": (1, 64), "block_k": (64,)})
-    candidates = (list(space.candidates()) * 40)[:300]  # few compilations, 300 buffer sets and graphs
+    problem, counts = Problem(5120), tuple(range(1, 16))
+    limits = {"n_splits": (16, 20, 32, 40, 64), "block_k": (64,)}  # 300 buffer sets and graphs of 10 kernels
+    candidates = SEAM.arm("cuda", "unfused_mma").space(problem).restricted(limits).candidates()
+    sweep_id = repository.begin(make_sweep(problem=problem, token_counts=counts))
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     live, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    done = 0
-    for begin in range(0, 300, 50):
-        part = candidates[begin : begin + 50]
-        bench.enter(Cell(SEAM.name, problem, 64), begin)
-        for candidate in part:
-            assert isinstance(bench.prepare(candidate), Footprint)
-            assert isinstance(bench.sample(candidate, 0, 0, 20), float)
-            bench.release(candidate)
-            done += 1
-        bench.leave()
-    print(f"\n{done} candidates: live {live:,} -> {torch.cuda.memory_allocated():,}, "
+    for count in counts:
+        cell = Cell(SEAM.name, problem, count)
+        budget = VramBudget(2**34, 2**34)
+        Race(sweep_id, cell, repository, bench, budget, Protocol.of("cuda", 5)).run(candidates, ())
+    outcomes = [trial.outcome for trial in repository.trials(sweep_id)]
+    print(f"\n{len(outcomes)} candidates: live {live:,} -> {torch.cuda.memory_allocated():,}, "
           f"reserved {reserved:,} -> {torch.cuda.memory_reserved():,}")  # fmt: skip
-    assert done == 300
+    assert len(outcomes) == 300
+    assert all(isinstance(outcome, Measurement) for outcome in outcomes), outcomes
     assert torch.cuda.memory_allocated() == live
     assert torch.cuda.memory_reserved() == reserved
 
