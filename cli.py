@@ -106,9 +106,8 @@ NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also wher
 
 def show(sheet: Sheet) -> None:
     """Print a sheet as a table."""
-    table = Table(
-        title=sheet.title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False
-    )
+    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.show_edge = False
     for index, column in enumerate(sheet.columns):
         numbers = all(isinstance(row[index], int | float) for row in sheet.rows)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
@@ -271,15 +270,15 @@ def plan(
     tokens: Tokens = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Forecast candidates, kernels, bytes and seconds of a sweep. Needs no GPU and writes nothing."""
-    target = target_of(gpu, None)
+    target, cores = target_of(gpu, None), os.cpu_count() or 1
     made = plan_sweep(target, sweep, model=model, seam=seam, tokens=tokens, here=False)
-    cost = forecast(made, os.cpu_count() or 1, target.figures.bandwidth_gb_s.value)
+    cost = forecast(made, cores, target.figures.bandwidth_gb_s.value)
     if as_json:
         print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
         return
-    say(f"{target.name}: {made.seam.name}, {made.problem}")
-    say(f"tokens {' '.join(map(str, made.token_counts))}, {made.protocol.samples} samples")
-    show(report.forecast_sheet(cost, os.cpu_count() or 1))
+    counts = " ".join(map(str, made.token_counts))
+    say(f"{target.name}: {made.seam.name}, {made.problem}\ntokens {counts}, {made.protocol.samples} samples")
+    show(report.forecast_sheet(cost, cores))
 
 
 @app.command()
