@@ -150,11 +150,9 @@ def test_leaving_after_an_interrupted_call_ends_the_worker_instead_of_waiting(be
 
     with pytest.raises(Stopped):
         bench.compile_all(variants, stop)
-    begin = time.monotonic()
     bench.leave()
-    bench.close()
-    assert time.monotonic() - begin < 2
     assert not bench._process.is_alive()
+    assert bench.respawns == 0  # nobody waited for the answer, and no fresh worker was asked instead
 
 
 def test_closing_ends_the_process(bench: RemoteBench) -> None:
