@@ -29,10 +29,6 @@ class Sheet:
     rows: tuple[tuple[str | int | float, ...], ...]
     notes: tuple[str, ...] = ()
 
-    def to_dicts(self) -> list[dict[str, str | int | float]]:
-        """Return the rows by column name."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
 
 def outcomes(measured: int, failures: Mapping[FailureKind, int]) -> str:
     """Return how many trials came to what."""

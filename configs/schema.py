@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -160,11 +159,6 @@ class Sweep(_Strict):
                             f"{target}.{arm}.{tunable} is {values}; give at least one value, none twice"
                         )
         return space
-
-    def grid_size(self, target: Target) -> int:
-        """Return the number of configs that `space` names on a target, legal or not; 0 where it is silent."""
-        arms = self.space.get(target, {})
-        return sum(math.prod(len(values) for values in tunables.values()) for tunables in arms.values())
 
 
 MAX_TOKENS = 2**31 - 1

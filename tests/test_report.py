@@ -225,7 +225,3 @@ def test_a_forecast_shows_kernels_bytes_and_seconds() -> None:
 @pytest.mark.parametrize("make", [lambda d: report.bands_sheet(d.table), report.arms_sheet])
 def test_the_tables_of_a_sweep_fit_eighty_columns(derived: Derived, make: Callable[[Derived], Sheet]) -> None:
     assert width(make(derived)) <= 80
-
-
-def test_rows_are_dicts_by_column() -> None:
-    assert Sheet("t", ("a", "b"), ((1, "x"),)).to_dicts() == [{"a": 1, "b": "x"}]
