@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mhctune.autotuner.bench import input_bytes, raised, verdict
-from mhctune.autotuner.graph import CapturedGraph, empty_graph, overhead_us
+from mhctune.autotuner.graph import CapturedGraph, empty_graph, live_bytes, overhead_us
 from mhctune.autotuner.protocol import UNROLL
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
@@ -32,7 +32,7 @@ def ownership(
     `change` gives the inputs other values in place. A replay must then overwrite the poison in every slot
     and equal the directly launched candidate to the bit, at the same addresses and with no new live byte.
     """
-    pointers, live = buffers.pointers(), torch.cuda.memory_allocated()
+    pointers, live = buffers.pointers(), live_bytes()
     change()
     buffers.poison()
     run()
@@ -52,7 +52,7 @@ def ownership(
         findings.append(f"capture reserved {graph.reserved_bytes:,} bytes that nobody budgeted")
     if buffers.pointers() != pointers:
         findings.append("the buffers moved")
-    grown = torch.cuda.memory_allocated() - live
+    grown = live_bytes() - live
     if grown:
         findings.append(f"launch and replay left {grown:,} live bytes")
     return findings
@@ -128,7 +128,7 @@ class CudaBench:
         arm = self._seam.arm("cuda", candidate.arm)
         kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
         launch = arm.bind(cell.problem, config, kernels)
-        before = torch.cuda.memory_allocated()
+        before = live_bytes()
         buffers = OutputBuffers(arm.plan(cell.problem, config, cell.num_tokens), self._device)
         views, inputs = buffers.bind(cell.num_tokens), self._live
         self._change(0)
@@ -144,7 +144,7 @@ class CudaBench:
             graph.close()
             return Failure(FailureKind.MISMATCH, "; ".join(findings))
         self._residents[candidate] = _Resident(buffers, graph)
-        measured = torch.cuda.memory_allocated() - before
+        measured = live_bytes() - before
         return replace(self.forecast(candidate), graph_bytes=graph.reserved_bytes, measured_bytes=measured)
 
     def _ownership(self, run: Callable[[], None], graph: CapturedGraph, buffers: OutputBuffers) -> list[str]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from mhctune.kernels.c import arms as c
-from mhctune.kernels.cuda import arms as cuda
+from mhctune.kernels.cuda import fused, unfused
 from mhctune.kernels.seam import Arm
 
 ARMS: dict[str, tuple[Arm, ...]] = {
     "c": (c.Fused(), c.Unfused()),
-    "cuda": (cuda.Fused(), cuda.Unfused(), cuda.UnfusedMma()),
+    "cuda": (fused.Fused(), fused.FusedMma(), unfused.Unfused(), unfused.UnfusedMma()),
 }
 
 # Without a table one choice serves every token count. On c, `fused` is legal wherever `unfused` is, which
-# also needs multiples of 256. On cuda the tensor cores' arm degrades least: on an H200 at hidden 5120 the
-# best of each took 10.9, 8.5 and 6.2 us at 1 token, but 15.2, 18.2 and 18.3 us at 128, in this order.
+# also needs multiples of 256. On cuda the tensor cores' arms degrade least.
 PREFERENCE: dict[str, tuple[str, ...]] = {
     "c": ("fused", "unfused"),
-    "cuda": ("unfused_mma", "unfused", "fused"),
+    "cuda": ("fused_mma", "unfused_mma", "unfused", "fused"),
 }

@@ -53,7 +53,7 @@ _tracing = threading.Lock()
 
 KERNELS = {
     "c": ("post", "projection", "post_pre", "epilogue"),
-    "cuda": ("post", "projection", "projection_mma", "post_pre", "epilogue"),
+    "cuda": ("post", "projection", "projection_mma", "post_pre", "post_pre_mma", "epilogue"),
 }
 """By target the kernels there are: each is a function of its own name in a module of its own name."""
 
@@ -94,9 +94,24 @@ def compile_variant(variant: Variant) -> Compiled:
         with _tracing:
             program = _factory(variant)(**dict(variant.params))
         kernel = tilelang.compile(program, **_options(variant.target))
+        if variant.target == "cuda":
+            _finish(kernel)
     except Exception as error:  # a compiler may raise anything; the trial records it
         raise CompileError(f"{variant}: {type(error).__name__}: {error}") from error
     return Compiled(kernel, hashlib.sha256(kernel.get_kernel_source().encode()).hexdigest())
+
+
+def _finish(kernel: Any) -> None:
+    """Compile a CUDA kernel's host code now.
+
+    TileLang leaves it to the first launch: 0.35 s each, one after another, where these threads work side by
+    side. What comes from TileLang's cache on disk has it already.
+    """
+    from tilelang import tvm
+
+    executable = kernel.adapter.get_exportable_executable()
+    if isinstance(executable, tvm.runtime.Executable):
+        executable.jit()
 
 
 class Compiler:

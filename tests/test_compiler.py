@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +163,34 @@ def test_a_compiled_kernel_refuses_a_tensor_it_would_misread(compiler: Compiler,
     with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
         run(x, residual, torch.zeros(3, 4), torch.zeros(3, 4, 4), torch.empty_like(residual))
     assert f"{wrong} mismatch for parameter x" in str(caught.value)
+
+
+_FINISHED = """
+from tilelang import tvm
+from mhctune.kernels.compiler import compile_variant, quiet
+from mhctune.kernels.seam import Variant
+
+quiet()
+compiled = compile_variant(Variant.of("post", "cuda", hidden_size=1024, n_thr=128, vec=4, collapse=0))
+executable = compiled.run.adapter.get_exportable_executable()
+fresh = isinstance(executable, tvm.runtime.Executable)
+print("fresh" if fresh else "cached", compiled.code_hash, not fresh or executable._jitted_mod is not None)
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc; the GPU tests compile everywhere else")
+def test_a_cuda_kernel_is_finished_before_its_first_launch_and_comes_back_from_the_cache(
+    tmp_path: Path,
+) -> None:
+    """Host code and all, so that no launch compiles; no GPU is needed for either."""
+    answers = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _FINISHED], env={**os.environ, "TILELANG_CACHE_DIR": str(tmp_path)},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        answers.append(done.stdout.split())
+    assert [answer[0] for answer in answers] == ["fresh", "cached"]
+    assert answers[0][1] == answers[1][1]
+    assert [answer[2] for answer in answers] == ["True", "True"]

@@ -251,7 +251,7 @@ def test_without_a_table_the_built_in_choice_is_served_and_says_so(compiled: lis
     ("target", "hidden", "arm"),
     [
         ("c", 64, "fused"), ("c", 320, "fused"), ("c", 5120, "fused"),
-        ("cuda", 4096, "unfused_mma"), ("cuda", 5120, "unfused_mma"), ("cuda", 7168, "unfused_mma"),
+        ("cuda", 4096, "fused_mma"), ("cuda", 5120, "fused_mma"), ("cuda", 7168, "fused_mma"),
     ],
 )  # fmt: skip
 def test_the_built_in_choice_is_the_first_preferred_config_that_is_legal(
@@ -278,14 +278,15 @@ def test_where_no_preferred_config_is_legal_the_first_legal_one_is_built_in() ->
     problem = Problem(1280)
     assert all(arm.space(problem).refusals(arm.preferred) for arm in SEAM.arms("cuda"))
     choice = serving.builtin(NAME, problem, "cuda")
-    arm = SEAM.arm("cuda", "unfused_mma")
+    arm = SEAM.arm("cuda", "fused_mma")
     assert choice == Choice.of(arm.name, arm.space(problem).candidates()[0].config)
 
 
 @pytest.mark.parametrize(
     ("target", "tried"),
     [
-        ("c", "fused, unfused"), ("cuda", "unfused_mma, unfused, fused"), ("abacus", "there is none"),
+        ("c", "fused, unfused"), ("cuda", "fused_mma, unfused_mma, unfused, fused"),
+        ("abacus", "there is none"),
     ],
 )  # fmt: skip
 def test_only_where_no_arm_has_a_legal_config_there_is_no_built_in_choice(target: str, tried: str) -> None:
@@ -326,7 +327,10 @@ def test_warming_up_launches_on_cuda_only(
     assert launched == []
     assert compiled != []
     tile = {"tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "epilogue_thr": 128}
-    fused, mma = Choice.of("fused", {**tile, "ahead": 0}), SEAM.arm("cuda", "unfused_mma").preferred
+    fused, mma = (
+        Choice.of("fused", {**tile, "ahead": 0, "collapse": 0}),
+        SEAM.arm("cuda", "unfused_mma").preferred,
+    )
     table = make(
         target="cuda",
         problem={"hidden_size": 4096},

@@ -5,8 +5,8 @@ from tvm.tirx import PrimFunc
 
 
 def _reciprocal(value):
-    """Approximate reciprocal (1 ulp): inside the 1e-5 of the coefficients, and deterministic."""
-    return T.call_extern("float32", "__fdividef", T.float32(1), value)
+    """Approximate reciprocal (`rcp.approx`, 1 ulp): inside the 1e-5 of the coefficients, deterministic."""
+    return T.call_extern("float32", "tl::fast_rcp", value)
 
 
 def _sigmoid(value):
@@ -51,7 +51,14 @@ def sinkhorn(matrix, rows, columns, row_sums, column_sums, iterations, eps):
 
 
 def epilogue(
-    hidden_size: int, n_splits: int, sinkhorn_iters: int, carried: int, norm: int, n_thr: int, vec: int
+    hidden_size: int,
+    n_splits: int,
+    sinkhorn_iters: int,
+    carried: int,
+    norm: int,
+    collapsed: int,
+    n_thr: int,
+    vec: int,
 ) -> PrimFunc:
     """Build the epilogue: a program a token, `n_thr` threads that collapse and two warps for coefficients.
 
@@ -65,6 +72,7 @@ def epilogue(
         sinkhorn_iters: column steps.
         carried: collapse with `pre_mix`; otherwise take stream 0.
         norm: apply RMSNorm to the collapse after rounding it to bf16.
+        collapsed: the kernel before has written the collapse into `layer_input`: read one row, not four.
         n_thr: threads that collapse, a multiple of 32.
         vec: neighbouring elements a thread loads at once.
     """
@@ -101,6 +109,7 @@ def epilogue(
             weights = T.alloc_local((steps, vec), "bfloat16")
             mix_in = T.alloc_local((4,), "float32")
             scalar = T.alloc_local((4,), "float32")
+            column = T.alloc_local((1,), "int32")
             matrix = T.alloc_local((4, 4), "float32")
             rows = T.alloc_local((4,), "float32")
             columns = T.alloc_local((4,), "float32")
@@ -111,15 +120,25 @@ def epilogue(
                     for step in T.unroll(steps):
                         for v in T.vectorized(vec):
                             weights[step, v] = norm_weight[(step * n_thr + thread) * vec + v]
-                if carried:
+                if carried and not collapsed:
                     for j in T.vectorized(4):
                         mix_in[j] = pre_mix[token, j]
+            else:
+                # The first warp owns comb (lanes 0-15), the second pre and post (lanes 0-7).
+                first_warp = thread < n_thr + 32
+                lane = thread % 32
+                column[0] = T.if_then_else(first_warp, 8 + T.min(lane, 15), T.min(lane, 7))
+                mix_in[0] = scale[T.if_then_else(first_warp, 2, T.min(lane, 7) // 4)]
+                mix_in[1] = base[column[0]]
             T.pdl_sync()
             if thread < n_thr:
                 scalar[0] = T.float32(0)
                 for step in T.unroll(steps):
                     first = (step * n_thr + thread) * vec
-                    if carried:
+                    if collapsed:
+                        for v in T.vectorized(vec):
+                            rounded[v] = layer_input[token, first + v]
+                    elif carried:
                         for j in T.unroll(4):
                             for v in T.vectorized(vec):
                                 stored[j, v] = residual[token, j, first + v]
@@ -137,7 +156,7 @@ def epilogue(
                         for v in T.unroll(vec):
                             row[step, v] = T.cast(rounded[v], "float32")
                             scalar[0] = T.ieee_fmaf(row[step, v], row[step, v], scalar[0], "rn")
-                    else:
+                    elif not collapsed:
                         for v in T.vectorized(vec):
                             layer_input[token, first + v] = rounded[v]
                 if norm:
@@ -157,20 +176,16 @@ def epilogue(
                         for v in T.vectorized(vec):
                             layer_input[token, (step * n_thr + thread) * vec + v] = rounded[v]
             else:
-                # The first warp owns comb (lanes 0-15), the second pre and post (lanes 0-7). Every lane adds
-                # its column and the squares over the splits in order: no exchange, no divergence.
+                # Every lane adds its column and the squares over the splits in order: no exchange.
                 lane = thread % 32
                 first_warp = thread < n_thr + 32
-                width = T.if_then_else(first_warp, 16, 8)
-                column = T.if_then_else(first_warp, 8, 0) + T.min(lane, width - 1)
-                kind = T.if_then_else(first_warp, 2, T.min(lane, 7) // 4)
                 scalar[0] = T.float32(0)
                 scalar[1] = T.float32(0)
                 for split in T.unroll(n_splits):
-                    scalar[0] = scalar[0] + mul[split, token, column]
+                    scalar[0] = scalar[0] + mul[split, token, column[0]]
                     scalar[1] = scalar[1] + sqrsum[split, token]
                 scalar[1] = T.rsqrt(scalar[1] * T.float32(1 / (4 * hidden_size)) + rms_eps)
-                scalar[0] = scalar[0] * scalar[1] * scale[kind] + base[column]
+                scalar[0] = scalar[0] * scalar[1] * mix_in[0] + mix_in[1]
                 if first_warp:
                     if lane < 16:
                         logits[lane] = scalar[0]

@@ -39,33 +39,66 @@ def hold_coefficients(post_mix, comb_mix, held, rows, block_m, num_tokens):
 
 
 @T.macro
-def mix_streams(x, residual, coefficients, streams, values, row, token, first, vec):
+def load_streams(x, residual, new_x, old, part, token, first, vec):
+    """Load `vec` elements of one token's x and four old streams into new_x[part] and old[part]."""
+    for v in T.vectorized(vec):
+        new_x[part, v] = x[token, first + v]
+    for i in T.unroll(4):
+        for v in T.vectorized(vec):
+            old[part, i, v] = residual[token, i, first + v]
+
+
+@T.macro
+def combine_streams(new_x, old, coefficients, streams, values, part, row, vec):
     """Compute `vec` elements of one token's four new streams, as bf16 and as the float32 of that bf16.
 
     R'_j = post_j * x + sum_i comb[i, j] * R_i in float32, in this order, by explicit fused multiply-adds:
     the compiler may not contract them otherwise, and every arm calls this macro, which is what makes their
     stored streams bit-identical.
     """
-    new_x = T.alloc_local((vec,), "bfloat16")
-    old = T.alloc_local((4, vec), "bfloat16")
-    for v in T.vectorized(vec):
-        new_x[v] = x[token, first + v]
-    for i in T.unroll(4):
-        for v in T.vectorized(vec):
-            old[i, v] = residual[token, i, first + v]
     for j in T.unroll(4):
         for v in T.unroll(vec):
-            values[row, j, v] = coefficients[row, j] * T.cast(new_x[v], "float32")
+            values[row, j, v] = coefficients[row, j] * T.cast(new_x[part, v], "float32")
             for i in T.unroll(4):
                 values[row, j, v] = T.ieee_fmaf(
-                    coefficients[row, 4 + 4 * i + j], T.cast(old[i, v], "float32"), values[row, j, v], "rn"
-                )
+                    coefficients[row, 4 + 4 * i + j], T.cast(old[part, i, v], "float32"), values[row, j, v],
+                    "rn",
+                )  # fmt: skip
             streams[j, v] = T.cast(values[row, j, v], "bfloat16")
             values[row, j, v] = T.cast(streams[j, v], "float32")
 
 
-def post(hidden_size: int, n_thr: int, vec: int) -> PrimFunc:
-    """Build the stand-alone post kernel: a program is a token and `n_thr * vec` elements of H."""
+@T.macro
+def mix_streams(x, residual, coefficients, streams, values, row, token, first, vec):
+    """Load and combine `vec` elements of one token."""
+    new_x = T.alloc_local((1, vec), "bfloat16")
+    old = T.alloc_local((1, 4, vec), "bfloat16")
+    load_streams(x, residual, new_x, old, 0, token, first, vec)
+    combine_streams(new_x, old, coefficients, streams, values, 0, row, vec)
+
+
+@T.macro
+def collapse_streams(values, mix_in, layer_input, row, token, first, vec):
+    """Write sum_j pre_j * R'_j of `vec` elements, rounded to bf16.
+
+    In the order and by the operations of the epilogue, so that it does not matter which of the two collapses.
+    """
+    rounded = T.alloc_local((vec,), "bfloat16")
+    total = T.alloc_local((vec,), "float32")
+    for v in T.unroll(vec):
+        total[v] = mix_in[row, 0] * values[row, 0, v]
+        for j in T.unroll(3):
+            total[v] = T.ieee_fmaf(mix_in[row, j + 1], values[row, j + 1, v], total[v], "rn")
+        rounded[v] = T.cast(total[v], "bfloat16")
+    for v in T.vectorized(vec):
+        layer_input[token, first + v] = rounded[v]
+
+
+def post(hidden_size: int, n_thr: int, vec: int, collapse: int) -> PrimFunc:
+    """Build the stand-alone post kernel: a program is a token and `n_thr * vec` elements of H.
+
+    With `collapse` it also writes the layer input, not yet normalised, from the incoming pre-mix.
+    """
     num_tokens = T.dynamic("num_tokens")
     block_h = n_thr * vec
 
@@ -75,19 +108,29 @@ def post(hidden_size: int, n_thr: int, vec: int) -> PrimFunc:
         residual: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
         post_mix: T.Tensor((num_tokens, 4), "float32"),
         comb_mix: T.Tensor((num_tokens, 4, 4), "float32"),
+        pre_mix: T.Tensor((num_tokens, 4), "float32"),
         residual_out: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
+        layer_input: T.Tensor((num_tokens, hidden_size), "bfloat16"),
     ):
         with T.Kernel(num_tokens, T.ceildiv(hidden_size, block_h), threads=n_thr) as (token, block):
             thread = T.get_thread_binding()
             coefficients = T.alloc_local((1, 20), "float32")
+            mix_in = T.alloc_local((1, 4), "float32")
             streams = T.alloc_local((4, vec), "bfloat16")
             values = T.alloc_local((1, 4, vec), "float32")
+            T.pdl_trigger()
+            T.pdl_sync()
             hold_coefficients(post_mix, comb_mix, coefficients, token, 1, num_tokens)
+            if collapse:
+                for j in T.vectorized(4):
+                    mix_in[0, j] = pre_mix[token, j]
             first = block * block_h + thread * vec
             if first < hidden_size:
                 mix_streams(x, residual, coefficients, streams, values, 0, token, first, vec)
                 for j in T.unroll(4):
                     for v in T.vectorized(vec):
                         residual_out[token, j, first + v] = streams[j, v]
+                if collapse:
+                    collapse_streams(values, mix_in, layer_input, 0, token, first, vec)
 
     return mhctune_post

@@ -3,25 +3,42 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.cuda.post import hold_coefficients, mix_streams, share_coefficients
+from mhctune.kernels.cuda.post import collapse_streams, hold_coefficients, mix_streams, share_coefficients
 from mhctune.kernels.cuda.reduction import store_partials
 
 
 def post_pre(
-    hidden_size: int, tile_n: int, n_splits: int, n_thr: int, vec: int, block_m: int, ahead: int
+    hidden_size: int,
+    tile_n: int,
+    n_splits: int,
+    n_thr: int,
+    vec: int,
+    block_m: int,
+    ahead: int,
+    collapse: int,
 ) -> PrimFunc:
     """Build post + projection in one kernel.
 
     A program owns `block_m` tokens, `tile_n` of the 24 columns and one of `n_splits` ranges of H, all four
     streams of it; a thread holds `vec` neighbouring elements. Every program recomputes the streams of its
     tokens; those of the first column tile store them and sum their squares. What is projected is the stored
-    bf16 value (numerics class `rounded`). The weights of the first `ahead` columns are loaded before the
-    streams are mixed, so that both latencies overlap, at 4 * vec registers each. Rows past the last token
-    repeat it and are not stored.
+    bf16 value (numerics class `rounded`). The weights of the first `ahead` columns are loaded a step early,
+    those of the first step before `pdl_sync`, at 4 * vec registers each. With `collapse` the programs of the
+    last column tile also write the layer input, not yet normalised, from the incoming pre-mix. Rows past the
+    last token repeat it and are not stored.
     """
     num_tokens = T.dynamic("num_tokens")
     split_h = hidden_size // n_splits
+    steps = split_h // (n_thr * vec)
+    last_tile = 24 // tile_n - 1
     held = block_m <= 2
+
+    @T.macro
+    def load_ahead(fn, first_weights, tile, first):
+        for n in T.unroll(ahead):
+            for j in T.unroll(4):
+                for v in T.vectorized(vec):
+                    first_weights[n, j, v] = fn[tile * tile_n + n, j, first + v]
 
     @T.prim_func
     def mhctune_post_pre(
@@ -29,8 +46,10 @@ def post_pre(
         residual: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
         post_mix: T.Tensor((num_tokens, 4), "float32"),
         comb_mix: T.Tensor((num_tokens, 4, 4), "float32"),
+        pre_mix: T.Tensor((num_tokens, 4), "float32"),
         fn: T.Tensor((24, 4, hidden_size), "float32"),
         residual_out: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
+        layer_input: T.Tensor((num_tokens, hidden_size), "bfloat16"),
         mul: T.Tensor((n_splits, num_tokens, 24), "float32"),
         sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
     ):
@@ -50,6 +69,15 @@ def post_pre(
             streams = T.alloc_local((4, vec), "bfloat16")
             weights = T.alloc_local((4, vec), "float32")
             first_weights = T.alloc_local((max(ahead, 1), 4, vec), "float32")
+            mix_in = T.alloc_local((block_m, 4), "float32")
+            T.pdl_trigger()
+            load_ahead(fn, first_weights, tile, split * split_h + thread * vec)
+            T.pdl_sync()
+            if collapse:
+                if tile == last_tile:
+                    for m in T.unroll(block_m):
+                        for j in T.vectorized(4):
+                            mix_in[m, j] = pre_mix[T.min(rows * block_m + m, num_tokens - 1), j]
             if held:
                 hold_coefficients(post_mix, comb_mix, coefficients, rows, block_m, num_tokens)
             else:
@@ -57,12 +85,8 @@ def post_pre(
             for m in T.unroll(block_m):
                 for n in T.unroll(tile_n + 1):
                     sums[m, n] = T.float32(0)
-            for step in T.serial(split_h // (n_thr * vec)):
+            for step in T.serial(steps):
                 first = split * split_h + (step * n_thr + thread) * vec
-                for n in T.unroll(ahead):
-                    for j in T.unroll(4):
-                        for v in T.vectorized(vec):
-                            first_weights[n, j, v] = fn[tile * tile_n + n, j, first + v]
                 for m in T.unroll(block_m):
                     token = T.min(rows * block_m + m, num_tokens - 1)
                     mix_streams(x, residual, coefficients, streams, values, m, token, first, vec)
@@ -76,6 +100,12 @@ def post_pre(
                                 sums[m, tile_n] = T.ieee_fmaf(
                                     values[m, j, v], values[m, j, v], sums[m, tile_n], "rn"
                                 )
+                    if collapse:
+                        if tile == last_tile:
+                            if rows * block_m + m < num_tokens:
+                                collapse_streams(
+                                    values, mix_in, layer_input, m, rows * block_m + m, first, vec
+                                )
                 for n in T.unroll(ahead):
                     for j in T.unroll(4):
                         for v in T.unroll(vec):
@@ -83,6 +113,9 @@ def post_pre(
                                 sums[m, n] = T.ieee_fmaf(
                                     first_weights[n, j, v], values[m, j, v], sums[m, n], "rn"
                                 )
+                if steps > 1:
+                    next_step = T.min(step + 1, steps - 1)
+                    load_ahead(fn, first_weights, tile, split * split_h + (next_step * n_thr + thread) * vec)
                 for n in T.unroll(tile_n - ahead):
                     for j in T.unroll(4):
                         for v in T.vectorized(vec):

@@ -33,6 +33,8 @@ def projection(hidden_size: int, tile_n: int, n_splits: int, n_thr: int, vec: in
             stored = T.alloc_local((block_m, vec), "bfloat16")
             values = T.alloc_local((block_m, vec), "float32")
             weights = T.alloc_local((vec,), "float32")
+            T.pdl_trigger()
+            T.pdl_sync()
             for m in T.unroll(block_m):
                 for n in T.unroll(tile_n + 1):
                     sums[m, n] = T.float32(0)

@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKENS = (0, 1, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 64, 127, 128, 129, 512, 1000, 1024, 4096)
 HIDDEN = (4096, 5120, 7168)
 # Legal at each hidden size (H is a multiple of 1024), and together every width, row block and tile.
-EPILOGUE = {"epilogue_thr": 128}
+EPILOGUE = {"epilogue_thr": 128, "collapse": 0}
+EARLY = {"epilogue_thr": 128, "collapse": 1}
 _NAMES = ("tile_n", "n_splits", "n_thr", "vec", "block_m")
 
 
@@ -39,16 +40,35 @@ def _fused(ahead: int, *values: int) -> Candidate:
     return Candidate.of("fused", {**_tiled("fused", *values).config, "ahead": ahead})
 
 
+def _mma(n_splits: int, block_h: int, block_m: int, epilogue: dict[str, int]) -> Candidate:
+    tile = {"n_splits": n_splits, "block_h": block_h, "block_m": block_m}
+    return Candidate.of("fused_mma", tile | epilogue)
+
+
 CONFIGS = (
     _fused(0, 4, 4, 128, 2, 1),
-    _fused(12, 24, 8, 64, 2, 2),
+    Candidate.of("fused", {**_fused(12, 24, 8, 64, 2, 2).config, **EARLY}),
     _fused(4, 8, 2, 128, 4, 4),
     _fused(0, 3, 1, 128, 8, 1),
+    Candidate.of("fused", {**_fused(2, 2, 16, 64, 2, 1).config, **EARLY}),
+    _mma(16, 64, 64, EPILOGUE),
+    _mma(32, 32, 16, EARLY),
+    _mma(8, 128, 32, EARLY),
+    _mma(64, 64, 64, EARLY),
     _tiled("unfused", 4, 16, 64, 4, 4),
-    _tiled("unfused", 6, 32, 64, 2, 8),
+    Candidate.of("unfused", {**_tiled("unfused", 6, 32, 64, 2, 8).config, **EARLY}),
     Candidate.of("unfused_mma", {"n_splits": 64, "block_k": 64} | EPILOGUE),
-    Candidate.of("unfused_mma", {"n_splits": 16, "block_k": 128} | EPILOGUE),
+    Candidate.of("unfused_mma", {"n_splits": 16, "block_k": 256} | EARLY),
+    Candidate.of("unfused_mma", {"n_splits": 32, "block_k": 128} | EARLY),
 )
+
+
+def fitting(problem: Problem) -> tuple[Candidate, ...]:
+    """The same configs, collapsed by the epilogue where no pre-mix is carried."""
+    early = int(problem.carried)
+    return tuple(
+        Candidate.of(c.arm, {**c.config, "collapse": min(c.config["collapse"], early)}) for c in CONFIGS
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,8 +77,9 @@ def warm(compiler: Compiler) -> None:
     for hidden in HIDDEN:
         for carried in (True, False):
             problem = Problem(hidden, carried=carried)
-            for candidate in CONFIGS:
+            for candidate in fitting(problem):
                 arm = SEAM.arm("cuda", candidate.arm)
+                assert arm.space(problem).refusals(candidate.config) == ()
                 compiler.request(arm.variants(problem, candidate.config))
 
 
@@ -72,7 +93,7 @@ def test_every_arm_is_right_at_every_token_count(
         regime = SEAM.regimes[offset % len(SEAM.regimes)]
         inputs = SEAM.inputs(problem, tokens, seed + offset, "cuda", regime)
         streams: dict[str, torch.Tensor] = {}
-        for candidate in CONFIGS:
+        for candidate in fitting(problem):
             if tokens == 0:
                 continue  # the ops return before any launch; see test_nothing_is_launched_for_no_tokens
             launch, buffers = bind(candidate, problem, tokens)
@@ -115,6 +136,56 @@ def test_a_thousand_replays_are_equal_to_the_bit(
         for storage, known in zip(buffers.storages(), expected, strict=True):
             differing += (storage != known).sum()
     assert int(differing) == 0
+
+
+@pytest.mark.parametrize("candidate", CONFIGS, ids=str)
+@pytest.mark.parametrize("tokens", [3, 150])
+def test_a_captured_chain_of_seams_waits_where_it_must(
+    bind: Callable[..., Any], candidate: Candidate, tokens: int, seed: int
+) -> None:
+    """Kernels begin before the one ahead has ended: each must wait before it reads or overwrites anything.
+
+    Sixteen seams read what the one before wrote and overwrite what the one before that had written; a copy
+    and a fill stand between some of them. Launched one by one, with a synchronisation after each kernel, the
+    same chain leaves the same bits.
+    """
+    problem = Problem(5120)
+    inputs = SEAM.inputs(problem, tokens, seed, "cuda")
+    launch, first = bind(candidate, problem, tokens)
+    _, second = bind(candidate, problem, tokens)
+    views = (first.bind(tokens), second.bind(tokens))
+    start = {name: inputs[name].clone() for name in ("x", "residual", "post_mix", "comb_mix", "pre_mix")}
+    carried = {"x": "layer_input", "residual": "residual_out", "post_mix": "next_post_mix",
+               "comb_mix": "next_comb_mix", "pre_mix": "next_pre_mix"}  # fmt: skip
+    spare = torch.empty_like(inputs["x"])
+
+    def chain(after: Callable[[], object]) -> None:
+        for name, value in start.items():
+            inputs[name].copy_(value)
+        current = dict(inputs)
+        for step in range(16):
+            out = views[step % 2]
+            launch(current, out)
+            after()
+            current = {**inputs, **{name: out[source] for name, source in carried.items()}}
+            if step % 5 == 1:
+                spare.copy_(current["x"])
+                current["x"] = spare
+            if step % 5 == 3:
+                views[(step + 1) % 2]["layer_input"].zero_()
+
+    chain(torch.cuda.synchronize)
+    expected = [t.clone() for buffers in (first, second) for t in buffers.storages()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(lambda: None)
+    for _ in range(20):
+        first.poison()
+        second.poison()
+        graph.replay()
+    torch.cuda.synchronize()
+    found = [t for buffers in (first, second) for t in buffers.storages()]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 @pytest.mark.parametrize("candidate", CONFIGS, ids=str)
@@ -264,13 +335,14 @@ def test_a_warmed_up_table_is_captured_before_it_ever_ran(
     make_table: Callable[..., DispatchTable],
 ) -> None:
     """In a process of its own: whatever the first launch loads, no capture may be the one to load it."""
-    fused, unfused, mma = (Choice.of(CONFIGS[at].arm, CONFIGS[at].config) for at in (0, 4, 7))
+    fused, unfused, mma = (Choice.of(CONFIGS[at].arm, CONFIGS[at].config) for at in (0, 9, 6))
     table = make_table(
         problem=Problem(4096).to_dict(), bands=(Band(1, 4, fused), Band(5, 16, unfused)), default=mma
     )
+    path = os.pathsep.join([str(ROOT / "src"), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", _CAPTURE_FIRST, json.dumps(table.to_dict())],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"},
+        env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -327,7 +399,7 @@ def test_poisoned_partials_show_what_a_config_off_the_rules_drops(seed: int) -> 
     for wrong in ({"tile_n": 5}, {"n_splits": 3}, {"n_thr": 96}):
         config = {**CONFIGS[0].config, **wrong}
         assert arm.space(problem).refusals(config)
-        sizes = {name: config[name] for name in (*_NAMES, "ahead")}
+        sizes = {name: config[name] for name in (*_NAMES, "ahead", "collapse")}
         kernel = Variant.of("post_pre", "cuda", hidden_size=5120, **sizes)
         runs = [compile_variant(v).run for v in (kernel, arm.variants(problem, config)[1])]
         buffers = OutputBuffers(arm.plan(problem, config, tokens), "cuda")

@@ -9,7 +9,7 @@ import torch
 
 from mhctune.autotuner.budget import VramBudget
 from mhctune.autotuner.cuda_bench import CudaBench, ownership
-from mhctune.autotuner.graph import CapturedGraph, empty_graph
+from mhctune.autotuner.graph import CapturedGraph, empty_graph, live_bytes, reserved_bytes
 from mhctune.autotuner.protocol import UNROLL, Protocol
 from mhctune.autotuner.race import Race
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Measurement
@@ -17,14 +17,17 @@ from mhctune.autotuner.store import SweepRecord
 from mhctune.db.repository import Repository
 from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.compiler import Compiler
-from mhctune.kernels.cuda.arms import Fused
+from mhctune.kernels.cuda.fused import Fused
 from mhctune.kernels.post_pre_delayed import PostPreDelayed
 from mhctune.kernels.registry import seam
 from mhctune.kernels.seam import Arm, Deviation, Launch, Problem, Tensors
 from mhctune.kernels.space import Candidate, Config
 
 SEAM = seam("post_pre_delayed")
-_CONFIG = {"tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0, "epilogue_thr": 128}
+_CONFIG = {
+    "tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0, "epilogue_thr": 128,
+    "collapse": 0,
+}  # fmt: skip
 OWNED, FUNCTIONAL = Candidate.of("fused", _CONFIG), Candidate.of("functional", _CONFIG)
 
 
@@ -131,7 +134,8 @@ def test_after_a_sweep_of_three_hundred_candidates_every_byte_is_back(
     bench: CudaBench, repository: Repository, make_sweep: Callable[..., SweepRecord]
 ) -> None:
     problem, counts = Problem(5120), tuple(range(1, 16))
-    limits = {"n_splits": (16, 20, 32, 40, 64), "block_k": (64,)}  # 300 buffer sets and graphs of 10 kernels
+    # 20 candidates at 15 token counts: 300 buffer sets and graphs of 10 kernels.
+    limits = {"n_splits": (16, 20, 32, 40, 64), "block_k": (64,), "collapse": (1,)}
     candidates = SEAM.arm("cuda", "unfused_mma").space(problem).restricted(limits).candidates()
     sweep_id = repository.begin(make_sweep(problem=problem, token_counts=counts))
     torch.cuda.synchronize()
@@ -206,3 +210,9 @@ def test_the_story_on_a_gpu_with_capped_memory(
     else:
         assert bench.refused == 0
         assert batches == {0}
+
+
+def test_the_census_counts_what_torch_counts() -> None:
+    held = torch.empty(2**20, device="cuda")
+    assert live_bytes() == torch.cuda.memory_allocated() >= held.numel() * 4
+    assert reserved_bytes() == torch.cuda.memory_reserved() >= live_bytes()

@@ -17,7 +17,10 @@ from mhctune.db.repository import Repository
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
-CONFIG = {"tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0, "epilogue_thr": 128}
+CONFIG = {
+    "tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0, "epilogue_thr": 128,
+    "collapse": 1,
+}  # fmt: skip
 
 
 def test_the_culprit_is_named_and_the_rest_is_measured(

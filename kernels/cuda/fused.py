@@ -1,0 +1,156 @@
+"""The fused arms of `post_pre_delayed` on CUDA: post and projection in one kernel, then the epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
+
+from mhctune.kernels.cuda.arm import (
+    COLLAPSE,
+    EPILOGUE_THR,
+    N_SPLITS,
+    TILE,
+    CudaArm,
+    epilogue_rules,
+    tile_rules,
+)
+from mhctune.kernels.post_pre_arm import MIX_SIZE
+from mhctune.kernels.seam import Launch, Problem, Region, Tensors, Variant
+from mhctune.kernels.space import Config, Constraint, SearchSpace, Tunable
+
+
+class _Fused(CudaArm):
+    """Post and projection in one kernel, then the epilogue: two launches."""
+
+    def bind(self, problem: Problem, config: Config, kernels: Sequence[Callable[..., None]]) -> Launch:
+        """Return the launch."""
+        post_pre, epilogue = kernels
+
+        def launch(inputs: Tensors, buffers: Tensors) -> None:
+            post_pre(
+                inputs["x"], inputs["residual"], inputs["post_mix"], inputs["comb_mix"], inputs["pre_mix"],
+                inputs["fn"], buffers["residual_out"], buffers["layer_input"],
+                buffers["mul"], buffers["sqrsum"],
+            )  # fmt: skip
+            self._run_epilogue(epilogue, problem, inputs, buffers)
+
+        return launch
+
+    def _stream_writes(
+        self, problem: Problem, config: Config, width: int, num_tokens: int
+    ) -> Iterator[Region]:
+        """Yield the stream elements that programs write which walk their range of H in steps of `width`."""
+        split_h = problem.hidden_size // config["n_splits"]
+        for split in range(config["n_splits"]):
+            for first in range(split * split_h, split * split_h + split_h // width * width, width):
+                yield Region("residual_out", ((0, num_tokens), (0, 4), (first, first + width)))
+
+
+class Fused(_Fused):
+    """The fused route with a projection by fused multiply-adds."""
+
+    name = "fused"
+    sources = (*CudaArm._shared_sources, "cuda/post_pre.py")
+    preferred: Config = MappingProxyType(
+        {
+            "tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0,
+            "epilogue_thr": 128, "collapse": 0,
+        }
+    )  # fmt: skip
+
+    def space(self, problem: Problem) -> SearchSpace:
+        """Return the legal configs for a problem."""
+        registers = Constraint(
+            "block_m {block_m} x (tile_n {tile_n} + 4 x vec {vec}) exceeds the 100 registers that sums and "
+            "streams may take of a thread's 255",
+            lambda c: c["block_m"] * (c["tile_n"] + 4 * c["vec"]) <= 100,
+        )
+        return SearchSpace(
+            self.name,
+            (
+                Tunable("tile_n", (1, 2, 3, 4, 6, 8, 12, 24), "columns of the projection a program computes"),
+                N_SPLITS,
+                Tunable("n_thr", (64, 128, 256), "threads of a program"),
+                Tunable("vec", (2, 4, 8), "neighbouring elements a thread loads at once"),
+                Tunable("block_m", (1, 2, 4), "tokens a program shares the weights among"),
+                Tunable("ahead", (0, 2, 3, 4, 6, 8, 12), "columns whose weights are loaded a step early"),
+                EPILOGUE_THR,
+                COLLAPSE,
+            ),
+            (
+                *tile_rules(problem.hidden_size, "hidden"),
+                registers,
+                Constraint(
+                    "ahead {ahead} must be at most tile_n {tile_n}, and 4 x vec {vec} x ahead at most the "
+                    "128 registers that weights may take",
+                    lambda c: 0 <= c["ahead"] <= c["tile_n"] and 4 * c["vec"] * c["ahead"] <= 128,
+                ),
+                *epilogue_rules(problem),
+            ),
+        )
+
+    def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
+        """Return the fused kernel and the epilogue."""
+        fused = self._tiled("post_pre", problem, config, *TILE, "ahead", "collapse")
+        return fused, self._epilogue(problem, config)
+
+    def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
+        """Yield what each program writes."""
+        yield from self._stream_writes(problem, config, config["n_thr"] * config["vec"], num_tokens)
+        yield from self._partials(config["n_splits"], config["block_m"], config["tile_n"], num_tokens)
+        yield from self._epilogue_writes(problem, num_tokens)
+
+
+class FusedMma(_Fused):
+    """The fused route with a projection on tensor cores, at float32 accuracy."""
+
+    name = "fused_mma"
+    sources = (*CudaArm._shared_sources, "cuda/post_pre_mma.py", "cuda/terms.py")
+    preferred: Config = MappingProxyType(
+        {"n_splits": 16, "block_h": 64, "block_m": 64, "epilogue_thr": 128, "collapse": 0}
+    )
+
+    def space(self, problem: Problem) -> SearchSpace:
+        """Return the legal configs for a problem."""
+        hidden = problem.hidden_size
+        return SearchSpace(
+            self.name,
+            (
+                N_SPLITS,
+                Tunable("block_h", (16, 32, 64, 128), "elements of H a program holds of each stream"),
+                Tunable("block_m", (16, 32, 64), "tokens a program shares the weights among"),
+                EPILOGUE_THR,
+                COLLAPSE,
+            ),
+            (
+                Constraint(
+                    f"hidden {hidden} is not a multiple of n_splits {{n_splits}} x block_h {{block_h}}: "
+                    "a slice of k would be dropped",
+                    lambda c: (
+                        min(c["n_splits"], c["block_h"]) > 0 and hidden % (c["n_splits"] * c["block_h"]) == 0
+                    ),
+                ),
+                Constraint(
+                    "block_h {block_h} must be 16, 32, 64 or 128 and block_m {block_m} 16, 32 or 64: whole "
+                    "tiles of the tensor cores that fit shared memory",
+                    lambda c: c["block_h"] in (16, 32, 64, 128) and c["block_m"] in (16, 32, 64),
+                ),
+                Constraint(
+                    "block_m {block_m} x block_h {block_h} must be 256 to 8192: at least two neighbouring "
+                    "elements for each of 128 threads, at most 64 loaded by one",
+                    lambda c: 256 <= c["block_m"] * c["block_h"] <= 8192,
+                ),
+                *epilogue_rules(problem),
+            ),
+        )
+
+    def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
+        """Return the fused kernel and the epilogue."""
+        fused = self._tiled("post_pre_mma", problem, config, "n_splits", "block_h", "block_m", "collapse")
+        return fused, self._epilogue(problem, config)
+
+    def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
+        """Yield what each program writes."""
+        yield from self._stream_writes(problem, config, config["block_h"], num_tokens)
+        yield from self._partials(config["n_splits"], config["block_m"], MIX_SIZE, num_tokens)
+        yield from self._epilogue_writes(problem, num_tokens)

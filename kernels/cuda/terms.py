@@ -1,0 +1,63 @@
+"""float32 weights as three bf16 terms: an operand of the tensor cores that keeps 24 bits."""
+
+import tilelang.language as T
+
+TERM_ROWS = 32
+"""Rows of a term in shared memory: 24 columns, padded so that N = 96 is one instruction."""
+
+PRODUCT_WIDTH = 3 * TERM_ROWS + 8
+"""Row of the products in shared memory: 8 more than 96, or 8 rows of a warp would meet in the same banks."""
+
+
+@T.macro
+def load_weights(fn, weights, first, parts, threads, width, stride):
+    """Load 24 rows of `width` float32 weights into registers, four neighbours a thread and part.
+
+    Element k of a row is fn[row, k // stride, first + k % stride].
+    """
+    thread = T.get_thread_binding()
+    for part in T.unroll(parts):
+        for v in T.vectorized(4):
+            weights[part, v] = fn[
+                (part * threads + thread) // (width // 4),
+                (part * threads + thread) % (width // 4) * 4 // stride,
+                first + (part * threads + thread) % (width // 4) * 4 % stride + v,
+            ]
+
+
+@T.macro
+def store_terms(weights, terms, parts, threads, width):
+    """Split the weights of `load_weights` and store term i of row n in shared memory terms[32 i + n, k].
+
+    Each term is the bf16 nearest to what the terms before it left over, so that the three sum to the
+    float32 weight to 24 bits and every product with a bf16 stream is exact.
+    """
+    thread = T.get_thread_binding()
+    term = T.alloc_local((3, 4), "bfloat16")
+    for part in T.unroll(parts):
+        for v in T.unroll(4):
+            term[0, v] = T.cast(weights[part, v], "bfloat16")
+            weights[part, v] = weights[part, v] - T.cast(term[0, v], "float32")
+            term[1, v] = T.cast(weights[part, v], "bfloat16")
+            weights[part, v] = weights[part, v] - T.cast(term[1, v], "float32")
+            term[2, v] = T.cast(weights[part, v], "bfloat16")
+        for i in T.unroll(3):
+            for v in T.vectorized(4):
+                terms[
+                    i * TERM_ROWS + (part * threads + thread) // (width // 4),
+                    (part * threads + thread) % (width // 4) * 4 + v,
+                ] = term[i, v]
+
+
+@T.macro
+def store_products(products, mul, split, rows, block_m, threads, num_tokens):
+    """Add the three terms of shared memory products[block_m, PRODUCT_WIDTH] and write mul[split]."""
+    thread = T.get_thread_binding()
+    for part in T.unroll(block_m * 24 // threads):
+        index = part * threads + thread
+        token = rows * block_m + index // 24
+        if token < num_tokens:
+            mul[split, token, index % 24] = products[index // 24, index % 24] + (
+                products[index // 24, TERM_ROWS + index % 24]
+                + products[index // 24, 2 * TERM_ROWS + index % 24]
+            )
