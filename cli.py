@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich import box
@@ -27,9 +27,9 @@ from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
-from mhctune.autotuner.check import Check, elsewhere, remeasure
+from mhctune.autotuner.check import Check, elsewhere, l2_of, remeasure
 from mhctune.autotuner.derive import Derived
-from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, plan_sweep, target_of
+from mhctune.autotuner.planner import ColdHost, NoArm, OtherDevice, forecast, plan_sweep, target_of
 from mhctune.autotuner.probe import detect
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
@@ -83,6 +83,7 @@ Samples = Annotated[int | None, Option("--samples", min=5, help="Timed rounds (d
 Regret = Annotated[float | None, Option(
     "--max-regret", min=0.0, max=1.0, help="What a band may lose: 0.05 is 5 % (default: the sweep's).")]
 Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what is free (cpu: of the host).")]
+L2State = Annotated[Literal["warm", "cold"] | None, Option("--l2", help="L2 when timed.")]
 New = Annotated[bool, Option("--new", help="Start over instead of resuming.")]
 Save = Annotated[bool, Option("--save", help="Keep the table: lookups and exports use it.")]
 Db = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database file or postgresql:// URL.")]
@@ -215,15 +216,15 @@ def stop_on_signals() -> Iterator[Callable[[], int]]:
 @app.command()
 def sweep(
     gpu: Gpu = "auto", sweep: SweepName = None, model: ModelName = None, seam: SeamName = None,
-    tokens: Tokens = None, max_regret: Regret = None, samples: Samples = None, vram_budget: Budget = "60%",
-    db: Db = DB, new: New = False, as_json: Json = False,
+    tokens: Tokens = None, max_regret: Regret = None, samples: Samples = None, l2: L2State = None,
+    vram_budget: Budget = "60%", db: Db = DB, new: New = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure every candidate of every cell, then derive the bands; stopped, the same command resumes it."""
     device = detect()
     plan = plan_sweep(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
-                      max_regret=max_regret, samples=samples)  # fmt: skip
+                      max_regret=max_regret, samples=samples, l2=l2)  # fmt: skip
     budget = VramBudget.parse(vram_budget, device.free_bytes)
-    with open_bench(plan.seam.name, plan.target) as bench:
+    with open_bench(plan.seam.name, plan.target, plan.protocol.l2) as bench:
         require_room(plan, bench, budget)
         with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
             with progress_bar(not as_json) as progress:
@@ -267,12 +268,13 @@ def show_bands(derived: Derived) -> None:
 @app.command()
 def plan(
     gpu: Gpu = "auto", sweep: SweepName = None, model: ModelName = None, seam: SeamName = None,
-    tokens: Tokens = None, as_json: Json = False,
+    tokens: Tokens = None, l2: L2State = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Forecast candidates, kernels, bytes and seconds of a sweep. Needs no GPU and writes nothing."""
     target, cores = target_of(gpu, None), os.cpu_count() or 1
-    made = plan_sweep(target, sweep, model=model, seam=seam, tokens=tokens, here=False)
-    cost = forecast(made, cores, target.figures.bandwidth_gb_s.value)
+    made = plan_sweep(target, sweep, model=model, seam=seam, tokens=tokens, l2=l2, here=False)
+    figures = target.figures
+    cost = forecast(made, cores, figures.bandwidth_gb_s.value, int(figures.l2_bytes.value or 0))
     if as_json:
         print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
         return
@@ -351,7 +353,8 @@ def check(
         if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
             left_out.append(f"not measured again: {reason}")
             continue
-        with open_bench(each.table.seam, each.table.target) as bench, progress_bar(not as_json) as progress:
+        named = each.table.seam, each.table.target, l2_of(each.table)
+        with open_bench(*named) as bench, progress_bar(not as_json) as progress:
             findings += remeasure(each.table, bench, bench.compile_all, tolerance, Bar(progress))
     done = Check(findings, left_out)
     if as_json:
@@ -382,7 +385,8 @@ def db_verify(db: Db = DB) -> None:
 
 
 _CODES: tuple[tuple[type[Exception], int], ...] = (
-    (ConfigError, 2), (BudgetError, 2), (NoBands, MISSING), (NoArm, MISSING), (TooFewSamples, CANNOT_TELL),
+    (ConfigError, 2), (ColdHost, 2), (BudgetError, 2),
+    (NoBands, MISSING), (NoArm, MISSING), (TooFewSamples, CANNOT_TELL),
     (BenchLost, INCOMPLETE), (OtherDevice, OTHER_DEVICE),
     (DatabaseError, UNUSABLE), (ExportError, UNUSABLE), (TableError, UNUSABLE),
 )  # fmt: skip

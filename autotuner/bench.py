@@ -16,8 +16,8 @@ from mhctune.kernels.compiler import CompileError, Compiler
 from mhctune.kernels.seam import Arm, Deviation, Problem, Seam
 from mhctune.kernels.space import Candidate
 
-INPUT_SETS = {"c": 1, "cuda": 3}
-"""Input sets that the bench of a target holds: on a GPU two sets of values beside the live one."""
+SPARE_SETS = {"c": 0, "cuda": 2}
+"""Input sets that the bench of a target holds beside the live ones: on a GPU two sets of values."""
 
 
 class BenchLost(Exception):
@@ -76,13 +76,18 @@ def raised(error: Exception) -> Failure:
     return Failure(kind, f"{type(error).__name__}: {text}")
 
 
-def input_bytes(seam: Seam, problem: Problem, num_tokens: int, target: str) -> int:
-    """Return the bytes of a cell's inputs on the bench of a target; every input is affine in the tokens."""
+def tensor_bytes(seam: Seam, problem: Problem, num_tokens: int) -> int:
+    """Return the bytes of one set of a cell's inputs; every input is affine in the tokens."""
     one, two = (
         sum(t.numel() * t.element_size() for t in seam.inputs(problem, tokens, 0, "cpu").values())
         for tokens in (1, 2)
     )
-    return INPUT_SETS[target] * (one + (num_tokens - 1) * (two - one))
+    return one + (num_tokens - 1) * (two - one)
+
+
+def input_bytes(seam: Seam, problem: Problem, num_tokens: int, target: str, slots: int = 1) -> int:
+    """Return the bytes of a cell's inputs on the bench of a target: a live set a slot, and the spare ones."""
+    return (SPARE_SETS[target] + slots) * tensor_bytes(seam, problem, num_tokens)
 
 
 class HostBench:

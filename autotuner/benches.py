@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mhctune.autotuner.worker import Compiling
 
 
-def make_bench(seam_name: str, target: str) -> tuple[Bench, Compiling]:
+def make_bench(seam_name: str, target: str, l2: str) -> tuple[Bench, Compiling]:
     """Return the bench of a target and the compiler it builds with; called in the worker."""
     from mhctune.kernels.compiler import Compiler, quiet
     from mhctune.kernels.registry import seam
@@ -24,16 +24,18 @@ def make_bench(seam_name: str, target: str) -> tuple[Bench, Compiling]:
     if target == "cuda":
         from mhctune.autotuner.cuda_bench import CudaBench
 
-        return CudaBench(seam(seam_name), compiler), compiler
+        return CudaBench(seam(seam_name), compiler, l2), compiler
     from mhctune.autotuner.bench import HostBench
 
     return HostBench(seam(seam_name), compiler), compiler
 
 
 @contextmanager
-def open_bench(seam_name: str, target: str, limits: Limits | None = None) -> Iterator[RemoteBench]:
-    """Start a worker with the bench of a target; it ends with the block."""
-    bench = RemoteBench(partial(make_bench, seam_name, target), limits)
+def open_bench(
+    seam_name: str, target: str, l2: str = "warm", limits: Limits | None = None
+) -> Iterator[RemoteBench]:
+    """Start a worker with the bench of a target, timed `warm` or `cold`; it ends with the block."""
+    bench = RemoteBench(partial(make_bench, seam_name, target, l2), limits)
     try:
         yield bench
     finally:

@@ -268,6 +268,12 @@ def remeasure(
     return findings
 
 
+def l2_of(table: DispatchTable) -> str:
+    """Return the L2 state that a table was measured with: `warm` where it does not say `cold`."""
+    protocol = table.evidence.get("protocol")
+    return "cold" if isinstance(protocol, Mapping) and protocol.get("l2") == "cold" else "warm"
+
+
 def _protocol(evidence: Mapping[str, Any]) -> Protocol:
     try:
         protocol = Protocol(**evidence["protocol"])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from mhctune.autotuner.bench import input_bytes, raised, verdict
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, live_bytes, overhead_us
-from mhctune.autotuner.protocol import UNROLL
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
+from mhctune.autotuner.slots import cold_slots, unroll
 from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
 from mhctune.kernels.compiler import CompileError, Compiler
-from mhctune.kernels.seam import Seam
+from mhctune.kernels.seam import Seam, Tensors
 from mhctune.kernels.space import Candidate
 
 
@@ -58,16 +58,30 @@ def ownership(
     return findings
 
 
+def _apart(slots: Sequence[tuple[Tensors, Tensors]]) -> Failure | None:
+    """Return the mismatch of slots that left other bits than the first one from the same inputs."""
+    first = {name: view.clone() for name, view in slots[0][1].items()} if len(slots) > 1 else {}
+    wrong = [
+        f"{name} in slot {at}"
+        for at, (_, views) in enumerate(slots[1:], start=1)
+        for name, view in first.items()
+        if not torch.equal(view, views[name])
+    ]
+    detail = f"equal inputs left other bits than in slot 0: {', '.join(wrong[:4])}"
+    return Failure(FailureKind.MISMATCH, detail) if wrong else None
+
+
 class CudaBench:
     """Runs candidates on one GPU, in this process.
 
     A candidate's buffers are the same storage when it is checked, captured, primed, timed and replayed. Two
-    sets of inputs are kept beside the live ones, so that a replay can be checked with changed values.
+    sets of inputs are kept beside the live ones, so that a replay can be checked with changed values. Timed
+    cold, inputs and buffers have several slots, which the launches of a graph take in turn.
     """
 
-    def __init__(self, seam: Seam, compiler: Compiler, device: int = 0) -> None:
-        """Measure a seam's candidates on a GPU by index."""
-        self._seam, self._compiler = seam, compiler
+    def __init__(self, seam: Seam, compiler: Compiler, l2: str = "warm", device: int = 0) -> None:
+        """Measure a seam's candidates, `warm` or `cold`, on a GPU by index."""
+        self._seam, self._compiler, self._l2 = seam, compiler, l2
         self._device = torch.device("cuda", device)
         torch.cuda.set_device(self._device)
         # Kept open: torch holds 1,024 live bytes of random state while any graph exists, which would count
@@ -76,12 +90,18 @@ class CudaBench:
         self._overhead: dict[int, float] = {}
         self._residents: dict[Candidate, _Resident] = {}
         self._cell: Cell | None = None
-        self._live: dict[str, torch.Tensor] = {}
+        self._live: list[dict[str, torch.Tensor]] = []
         self._values: list[dict[str, torch.Tensor]] = []
 
     def input_bytes(self, cell: Cell) -> int:
         """Return the bytes that the inputs of a cell will take."""
-        return input_bytes(self._seam, cell.problem, cell.num_tokens, "cuda")
+        return input_bytes(self._seam, cell.problem, cell.num_tokens, "cuda", self._slots_of(cell))
+
+    def _slots_of(self, cell: Cell) -> int:
+        if self._l2 == "warm":
+            return 1
+        l2_bytes = torch.cuda.get_device_properties(self._device).L2_cache_size
+        return cold_slots(self._seam, cell.problem, cell.num_tokens, l2_bytes)
 
     def enter(self, cell: Cell, seed: int) -> int | Failure:
         """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
@@ -90,9 +110,12 @@ class CudaBench:
         seeds = (seed, seed + 2**30)
         try:
             self._values = [self._seam.inputs(cell.problem, cell.num_tokens, s, device) for s in seeds]
-            self._live = {name: tensor.clone() for name, tensor in self._values[0].items()}
+            self._live = [
+                {name: tensor.clone() for name, tensor in self._values[0].items()}
+                for _ in range(self._slots_of(cell))
+            ]
         except (MemoryError, RuntimeError) as error:
-            self._values, self._live = [], {}
+            self._values, self._live = [], []
             return raised(error)
         # Every capture collects garbage; what the compiler left behind need not be walked each time.
         gc.collect()
@@ -100,7 +123,7 @@ class CudaBench:
         return self._input_bytes()
 
     def _input_bytes(self) -> int:
-        sets = (self._live, *self._values)
+        sets = (*self._live, *self._values)
         return sum(t.numel() * t.element_size() for tensors in sets for t in tensors.values())
 
     def forecast(self, candidate: Candidate) -> Footprint:
@@ -108,7 +131,8 @@ class CudaBench:
         cell = self._entered()
         specs = self._seam.arm("cuda", candidate.arm).plan(cell.problem, candidate.config, cell.num_tokens)
         outputs = total_bytes(specs, Role.OUTPUT)
-        return Footprint(self._input_bytes(), outputs, total_bytes(specs) - outputs)
+        slots = len(self._live)
+        return Footprint(self._input_bytes(), slots * outputs, slots * (total_bytes(specs) - outputs))
 
     def prepare(self, candidate: Candidate) -> Footprint | Failure:
         """Build, allocate, check, capture and prime a candidate; it stays resident unless it fails."""
@@ -129,17 +153,24 @@ class CudaBench:
         kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
         launch = arm.bind(cell.problem, config, kernels)
         before = live_bytes()
-        buffers = OutputBuffers(arm.plan(cell.problem, config, cell.num_tokens), self._device)
-        views, inputs = buffers.bind(cell.num_tokens), self._live
+        buffers = OutputBuffers(
+            arm.plan(cell.problem, config, cell.num_tokens), self._device, len(self._live)
+        )
+        slots = [(inputs, buffers.bind(cell.num_tokens, at)) for at, inputs in enumerate(self._live)]
+
+        def run() -> None:
+            for inputs, views in slots:
+                launch(inputs, views)
+
         self._change(0)
         buffers.poison()
-        launch(inputs, views)
+        run()
         torch.cuda.synchronize()
-        failure = verdict(self._seam.check(cell.problem, inputs, views))
+        failure = verdict(self._seam.check(cell.problem, *slots[0])) or _apart(slots)
         if failure is not None:
             return failure
-        graph = CapturedGraph(lambda: launch(inputs, views), UNROLL)
-        findings = self._ownership(lambda: launch(inputs, views), graph, buffers)
+        graph = CapturedGraph(run, unroll(len(slots)) // len(slots))
+        findings = self._ownership(run, graph, buffers)
         if findings:
             graph.close()
             return Failure(FailureKind.MISMATCH, "; ".join(findings))
@@ -151,18 +182,20 @@ class CudaBench:
         return ownership(run, graph, buffers, lambda: self._change(1))
 
     def _change(self, index: int) -> None:
-        for name, tensor in self._live.items():
-            tensor.copy_(self._values[index][name])
+        for inputs in self._live:
+            for name, tensor in inputs.items():
+                tensor.copy_(self._values[index][name])
 
     def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
         """Time replays of the candidate's graph, less those of a graph without nodes, per launch."""
-        replays = max(1, -(-launches // UNROLL))
+        launched = unroll(len(self._live))
+        replays = max(1, -(-launches // launched))
         try:
             overhead = self._replay_overhead(replays)
             total = self._residents[candidate].graph.time_us(replays)
         except Exception as error:  # candidates run here: whatever they raise is their failure row
             return raised(error)
-        return (total - overhead) / (replays * UNROLL)
+        return (total - overhead) / (replays * launched)
 
     def _replay_overhead(self, replays: int) -> float:
         if replays not in self._overhead:
@@ -179,7 +212,7 @@ class CudaBench:
         """Free the inputs and give the allocator's reserve back."""
         for candidate in list(self._residents):
             self.release(candidate)
-        self._live, self._values, self._cell = {}, [], None
+        self._live, self._values, self._cell = [], [], None
         gc.unfreeze()
         self._collect()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mhctune.autotuner.bench import input_bytes
 from mhctune.autotuner.probe import Device, detect, fingerprint
 from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
+from mhctune.autotuner.slots import cold_slots
 from mhctune.autotuner.sweep import SweepPlan
 from mhctune.configs.errors import ConfigError, unknown
 from mhctune.configs.loader import (
@@ -126,6 +127,10 @@ class NoArm(ValueError):
     """A seam that this version cannot run on a target."""
 
 
+class ColdHost(ValueError):
+    """A cold L2 was asked for where none can be had."""
+
+
 def plan_sweep(
     gpu: GpuTarget,
     sweep: str | None = None,
@@ -135,6 +140,7 @@ def plan_sweep(
     tokens: str | None = None,
     samples: int | None = None,
     max_regret: float | None = None,
+    l2: str | None = None,
     here: bool = True,
 ) -> SweepPlan:
     """Return the plan of a sweep on a target.
@@ -145,11 +151,15 @@ def plan_sweep(
     Raises:
         ConfigError: something in it is unknown or contradicts the rest.
         NoArm: the seam has no arm on the target.
+        ColdHost: the target `c` is timed warm only.
     """
     config = load_sweep(sweep or ("quick" if gpu.target == "c" else "decode"))
     found = known_seam(seam or config.seam)
     if not found.arms(gpu.target):
         raise NoArm(f"seam {found.name} has no arm on target {gpu.target!r} ({gpu.name}) in this version")
+    l2 = l2 or config.l2
+    if gpu.target == "c" and l2 == "cold":
+        raise ColdHost(f"l2 'cold' is for GPUs; the target {gpu.target!r} ({gpu.name}) is timed 'warm'")
     problem = problem_of(load_model(model or config.model), found)
     limits = config.space.get(gpu.target, {})
     return SweepPlan(
@@ -158,7 +168,7 @@ def plan_sweep(
         target=gpu.target,
         token_counts=config.token_counts if tokens is None else parse_token_counts(tokens),
         spaces=spaces_of(found, gpu.target, problem, limits),
-        protocol=Protocol.of(gpu.target, samples or config.samples),
+        protocol=replace(Protocol.of(gpu.target, samples or config.samples), l2=l2),
         fingerprint=fingerprint(found, gpu.target) if here else _described(gpu),
         max_regret=config.max_regret if max_regret is None else max_regret,
     )
@@ -198,11 +208,17 @@ class Forecast:
     race_s: float
 
 
-def forecast(plan: SweepPlan, cores: int, bandwidth_gb_s: float | None) -> Forecast:
+def forecast(
+    plan: SweepPlan, cores: int, bandwidth_gb_s: float | None, l2_bytes: int | None = None
+) -> Forecast:
     """Forecast a plan on `cores` cores and a device of `bandwidth_gb_s`.
 
     A launch is taken to move 36 H bytes a token (the unfused route) at half the bandwidth and to cost at
-    least 200 us on the target `c` and 15 us on a GPU; a sample repeats it for `replay_us`.
+    least 200 us on the target `c` and 15 us on a GPU; a sample repeats it for `replay_us`. A cold protocol
+    multiplies inputs and buffers by slots that outgrow a cache of `l2_bytes`.
+
+    Raises:
+        ValueError: the protocol is cold and the size of the cache is not known.
     """
     arms = []
     for name, space in plan.spaces.items():
@@ -211,9 +227,12 @@ def forecast(plan: SweepPlan, cores: int, bandwidth_gb_s: float | None) -> Forec
         arms.append(ArmForecast(name, sum(1 for _ in space.points()), len(legal), len(kernels)))
     largest = max(plan.token_counts)
     hidden = plan.problem.hidden_size
-    inputs = input_bytes(plan.seam, plan.problem, largest, plan.target)
+    slots = 1
+    if plan.protocol.l2 == "cold":
+        slots = cold_slots(plan.seam, plan.problem, largest, l2_bytes or 0)
+    inputs = input_bytes(plan.seam, plan.problem, largest, plan.target, slots)
     sets = [
-        total_bytes(plan.seam.arm(plan.target, c.arm).plan(plan.problem, c.config, largest))
+        slots * total_bytes(plan.seam.arm(plan.target, c.arm).plan(plan.problem, c.config, largest))
         for c in plan.candidates
     ]
     floor_us = 200.0 if plan.target == "c" else 15.0

@@ -14,7 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 from mhctune import cli
-from mhctune.autotuner.check import Check, Finding, Verdict, agree, current, differences, legal, remeasure
+from mhctune.autotuner.check import (
+    Check,
+    Finding,
+    Verdict,
+    agree,
+    current,
+    differences,
+    l2_of,
+    legal,
+    remeasure,
+)
 from mhctune.autotuner.check import elsewhere as not_here
 from mhctune.autotuner.probe import Device
 from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
@@ -422,8 +432,8 @@ def run(database: Path, table: DispatchTable, monkeypatch: pytest.MonkeyPatch) -
 
     def check(*arguments: str, pace: float = 1.0, device: str = "this processor") -> Any:
         @contextmanager
-        def open_fake(seam_name: str, target: str) -> Iterator[FakeBench]:
-            assert (seam_name, target) == (table.seam, "c")
+        def open_fake(seam_name: str, target: str, l2: str) -> Iterator[FakeBench]:
+            assert (seam_name, target, l2) == (table.seam, "c", "warm")
             yield FakeBench(pace)
 
         monkeypatch.setattr(cli, "open_bench", open_fake)
@@ -464,3 +474,10 @@ def test_a_database_without_a_table_is_missing(tmp_path: Path) -> None:
     ran = CliRunner().invoke(cli.app, ["check", "--db", str(tmp_path / "empty.db")])
     assert ran.exit_code == 3
     assert "nothing was compared" in ran.stdout
+
+
+def test_a_table_is_timed_again_in_the_l2_state_it_was_measured_in(table: DispatchTable) -> None:
+    assert l2_of(table) == "warm"
+    assert l2_of(replace(table, evidence={"protocol": {"l2": "cold"}})) == "cold"
+    assert l2_of(replace(table, evidence={"protocol": "unreadable"})) == "warm"
+    assert l2_of(replace(table, evidence={})) == "warm"

@@ -281,8 +281,8 @@ def test_a_sweep_that_measured_nothing_says_where_its_rows_are(tmp_path: Path) -
         raise MemoryError("no room")
 
     @contextmanager
-    def in_this_process(seam_name: str, target: str) -> Iterator[Any]:
-        bench, compiler = make_bench(seam_name, target)
+    def in_this_process(seam_name: str, target: str, l2: str) -> Iterator[Any]:
+        bench, compiler = make_bench(seam_name, target, l2)
         bench.compile_all = compiler.compile_all  # type: ignore[attr-defined]
         yield bench
 
@@ -306,6 +306,9 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
          "`--gpu auto`", "`mhctune plan --gpu gb300`"),
     ),
     "unknown gpu": (("sweep", "--gpu", "gb3000"), 2, ("unknown gpu 'gb3000'", "'gb300'", "known: b200, cpu")),
+    "a cold processor": (
+        (*SWEEP, "--l2", "cold"), 2, ("l2 'cold' is for GPUs; the target 'c' (cpu) is timed 'warm'",),
+    ),
     "unknown gpu of a plan": (("plan", "--gpu", "abacus"), 2, ("unknown gpu 'abacus'; known: b200, cpu",)),
     "unknown model": (
         (*SWEEP, "--model", "deepseek-v5"), 2, ("unknown model 'deepseek-v5'", "deepseek-v4.1-flash"),

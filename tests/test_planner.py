@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mhctune.autotuner.bench import HostBench
-from mhctune.autotuner.planner import NoArm, forecast, known_seam, plan_sweep, problem_of, spaces_of
+from mhctune.autotuner.planner import ColdHost, NoArm, forecast, known_seam, plan_sweep, problem_of, spaces_of
+from mhctune.autotuner.slots import cold_slots
 from mhctune.autotuner.sweep import SweepPlan
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.loader import load_gpu, load_model, names
@@ -59,6 +60,27 @@ def test_arguments_go_before_the_sweep_file() -> None:
     assert plan.token_counts == (2, 8)
     assert plan.protocol.samples == 7
     assert plan.max_regret == 0.0
+
+
+def test_a_cold_plan_is_another_sweep_and_its_forecast_has_slots(sweep_file: Callable[[str], str]) -> None:
+    gpu = load_gpu("h200")
+    warm, cold = plan_sweep(gpu, here=False), plan_sweep(gpu, l2="cold", here=False)
+    assert (warm.protocol.l2, cold.protocol.l2) == ("warm", "cold")
+    assert warm.record().digest != cold.record().digest
+    assert plan_sweep(gpu, sweep_file('l2 = "cold"\n'), here=False).protocol.l2 == "cold"
+    assert plan_sweep(gpu, sweep_file('l2 = "cold"\n'), l2="warm", here=False).protocol.l2 == "warm"
+    costs = [forecast(plan, 2, 4800, 60 * 2**20) for plan in (warm, cold)]
+    slots = cold_slots(cold.seam, cold.problem, 128, 60 * 2**20)
+    assert slots > 1
+    assert costs[1].set_bytes == slots * costs[0].set_bytes
+    assert costs[1].input_bytes * 3 == costs[0].input_bytes * (slots + 2)
+    with pytest.raises(ValueError, match="needs its size"):
+        forecast(cold, 2, 4800)
+
+
+def test_a_processor_is_timed_warm_only() -> None:
+    with pytest.raises(ColdHost, match=r"l2 'cold' is for GPUs; the target 'c' \(cpu\) is timed 'warm'"):
+        plan_sweep(CPU, l2="cold")
 
 
 def test_the_order_of_arms_in_a_file_does_not_matter(sweep_file: Callable[[str], str]) -> None:

@@ -216,3 +216,28 @@ def test_the_census_counts_what_torch_counts() -> None:
     held = torch.empty(2**20, device="cuda")
     assert live_bytes() == torch.cuda.memory_allocated() >= held.numel() * 4
     assert reserved_bytes() == torch.cuda.memory_reserved() >= live_bytes()
+
+
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_timed_cold_a_graph_goes_through_slots_that_outgrow_the_cache(
+    compiler: Compiler, tokens: int, seed: int
+) -> None:
+    candidate = OWNED
+    times = {}
+    for l2 in ("warm", "cold"):
+        bench = CudaBench(seam("post_pre_delayed"), compiler, l2)
+        cell = Cell(SEAM.name, Problem(5120), tokens)
+        assert bench.enter(cell, seed) == bench.input_bytes(cell)
+        footprint = bench.prepare(candidate)
+        assert isinstance(footprint, Footprint), footprint
+        times[l2] = min(bench.sample(candidate, 0, round, 200) for round in range(9))  # type: ignore[type-var]
+        resident = bench._residents[candidate]
+        moved = bench.input_bytes(cell) - 2 * bench.input_bytes(cell) // (resident.buffers.slots + 2)
+        moved += footprint.output_bytes
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        assert (moved > 2 * l2_bytes) is (l2 == "cold")
+        assert len(set(resident.buffers.pointers())) == len(resident.buffers.specs) * resident.buffers.slots
+        bench.release(candidate)
+        bench.leave()
+    print(f"\n{tokens} tokens: warm {times['warm']:.2f} us, cold {times['cold']:.2f} us")
+    assert times["cold"] > times["warm"]
