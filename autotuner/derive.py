@@ -26,7 +26,7 @@ class Derived:
     derivation: Derivation
     cells: Mapping[int, Sequence[Standing]]
     missing: Mapping[int, str]
-    floors: Mapping[int, NoiseFloor | None]
+    floor: NoiseFloor | None
     wins: Mapping[int, Candidate]
     """Who wins each cell by itself, ties broken."""
 
@@ -52,15 +52,15 @@ def derive(
         raise NoBands(
             f"sweep {sweep_id} has nothing to derive bands from: {missing[min(missing)]}; run the sweep again"
         )
-    here = {n: [t for t in trials if t.cell.num_tokens == n] for n in counts}
-    cells = {n: standings(found) for n, found in here.items()}
-    floors = {n: noise_floor(found) for n, found in here.items()}
+    floor = noise_floor(trials)
+    width = floor.width if floor else 0.0
+    cells = {n: standings([t for t in trials if t.cell.num_tokens == n], width) for n in counts}
     options = _options(sweep, trials, cells)
     served = {n: _served(incumbent, n) for n in counts} if incumbent is not None else {}
     derivation = BandDeriver(max_regret).derive(counts, options, served)
     bytes_of = {option.candidate: option.memory_bytes for option in options}
     wins = {n: winner(rows, sweep.variants, bytes_of, served.get(n)) for n, rows in cells.items()}
-    evidence = _Evidence(options, cells, floors, wins)
+    evidence = _Evidence(options, cells, wins)
     bands = tuple(
         Band(segment.first, segment.last, _choice(options, segment), evidence.of(segment))
         for segment in derivation.segments
@@ -80,7 +80,7 @@ def derive(
             "max_regret": max_regret,
             "worst_upper": round(derivation.worst_upper, 6),
             "mean_regret": round(_mean_regret(bands), 6),
-            "noise_floor": max((round(f.width, 6) for f in floors.values() if f), default=None),
+            "noise_floor": [round(floor.lower, 6), round(floor.upper, 6), floor.n] if floor else None,
             "variants": sorted(derivation.variants),
             "candidates": len(sweep.variants),
             "protocol": dict(sweep.protocol),
@@ -88,7 +88,7 @@ def derive(
             "failures": _failures(trials),
         },
     )
-    return Derived(table, derivation, cells, missing, floors, wins)
+    return Derived(table, derivation, cells, missing, floor, wins)
 
 
 def _options(
@@ -135,7 +135,6 @@ class _Evidence:
 
     options: Sequence[Option]
     cells: Mapping[int, Sequence[Standing]]
-    floors: Mapping[int, NoiseFloor | None]
     wins: Mapping[int, Candidate]
 
     def of(self, segment: Segment) -> dict[str, Any]:
@@ -146,7 +145,7 @@ class _Evidence:
 
     def _row(self, count: int, choice: Candidate) -> dict[str, Any]:
         standing = next(s for s in self.cells[count] if s.candidate == choice)
-        best, floor = self.cells[count][0], self.floors[count]
+        best = self.cells[count][0]
         return {
             "num_tokens": count,
             "latency_us": round(standing.latency_us, 4),
@@ -157,7 +156,6 @@ class _Evidence:
             "best_us": round(best.latency_us, 4),
             "winner": str(self.wins[count]),
             "tie_set": sum(s.tied for s in self.cells[count]),
-            "noise_floor": [round(floor.lower, 6), round(floor.upper, 6), floor.n] if floor else None,
         }
 
 

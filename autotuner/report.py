@@ -157,10 +157,16 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
     return (*notes, f"{table.fingerprint.gpu_name}, {source}")
 
 
-def _floor_note(width: float | None) -> str:
-    if width is None:
-        return "noise floor: unknown, no candidate was timed against itself"
-    return f"noise floor: {width:.2%} at most between a candidate and its twin; a smaller difference is none"
+def _floor_note(floor: Sequence[float] | None) -> str:
+    """Say what candidates differ by from themselves, given limits and pairs."""
+    if floor is None:
+        return "noise floor: unknown, no candidate was timed against itself in enough rounds"
+    lower, upper, pairs = floor
+    width = NoiseFloor(lower, upper, int(pairs)).width
+    return (
+        f"noise floor: {width:.2%}; the best against their twins {lower:+.2%} to {upper:+.2%}, "
+        f"from {counted(int(pairs), 'round')}"
+    )
 
 
 def arms_sheet(derived: Derived) -> Sheet:
@@ -280,9 +286,9 @@ class Explanation:
             )
         yield (
             f"{counted(len(self.standings), 'candidate')} measured at {counted(self.measured_at, 'token')}, "
-            f"{tied} tied with the best: their lower 95 % limit is not above {self._limit}"
+            f"{tied} tied with the best: their lower 95 % limit is not above 0{self._or_floor}"
         )
-        yield self._floor_note()
+        yield _floor_note(evidence.get("noise_floor"))
         yield f"winner of this token count by itself, by the rule for ties: {self.winner}"
         yield (
             f"bytes there: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, "
@@ -294,14 +300,8 @@ class Explanation:
             yield f"failed: {candidate}: {failure.kind}: {failure.detail}"
 
     @property
-    def _limit(self) -> str:
-        return f"the noise floor, {self.floor.width:.2%}" if self.floor else "0"
-
-    def _floor_note(self) -> str:
-        if self.floor is None:
-            return "noise floor: unknown, the best was not timed against itself in enough rounds"
-        low, high = self.floor.lower, self.floor.upper
-        return f"noise floor: the best against its twin {low:+.2%} to {high:+.2%}, from {self.floor.n} rounds"
+    def _or_floor(self) -> str:
+        return f", or their regret not above the noise floor, {self.floor.width:.2%}" if self.floor else ""
 
 
 def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Explanation:
@@ -318,7 +318,7 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
         {t.candidate: t.outcome for t in here if isinstance(t.outcome, Failure)},
         derived.table,
         derived.wins[count],
-        derived.floors[count],
+        derived.floor,
     )
 
 

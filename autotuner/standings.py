@@ -10,7 +10,6 @@ from mhctune.autotuner.stats import (
     CONFIDENCE,
     RegretInterval,
     TooFewSamples,
-    noise_floor,
     paired_ratios,
     pairs_needed,
     regret,
@@ -24,7 +23,7 @@ from mhctune.kernels.space import Candidate
 class Standing:
     """How one candidate stands in one cell: its latency, and its regret against the cell's best.
 
-    `floor` is the width of the cell's noise floor, 0 where it is not known.
+    `floor` is the width of the sweep's noise floor, 0 where it is not known.
     """
 
     candidate: Candidate
@@ -34,12 +33,12 @@ class Standing:
 
     @property
     def tied(self) -> bool:
-        """Whether nothing tells it from the best: its interval reaches the noise floor."""
-        return self.regret.lower <= self.floor
+        """Whether nothing tells it from the best: its interval reaches 0, or its regret the noise floor."""
+        return self.regret.lower <= 0 or self.regret.point <= self.floor
 
 
-def standings(trials: Sequence[Trial]) -> list[Standing]:
-    """Return the measured candidates of one cell, best first.
+def standings(trials: Sequence[Trial], floor: float = 0.0) -> list[Standing]:
+    """Return the measured candidates of one cell, best first; `floor` is the sweep's (see `noise_floor`).
 
     The best has the lowest median without drift (see `steady`), which is also the latency that is shown. Each
     other is compared with it round by round. In a cell that was raced in several batches a candidate may
@@ -63,11 +62,7 @@ def standings(trials: Sequence[Trial]) -> list[Standing]:
     latency |= steady({candidate: outcome.samples for candidate, outcome in measured.items()})
     best = min(measured, key=lambda c: (latency[c], c))
     placed = _linked(best, measured, counted(trials[0].cell.num_tokens, "token"))
-    floor = noise_floor(trials)
-    found = [
-        Standing(c, latency[c], _floored(interval), floor.width if floor else 0.0)
-        for c, interval in placed.items()
-    ]
+    found = [Standing(c, latency[c], _floored(interval), floor) for c, interval in placed.items()]
     return sorted(found, key=lambda s: (s.candidate != best, s.regret.point, s.latency_us, s.candidate))
 
 

@@ -171,15 +171,21 @@ def trial(own: Sequence[Sample], twins: Sequence[Sample]) -> Trial:
     return Trial(cell, A, Footprint(1, 1, 1), None, tuple(own), 1, tuple(twins))
 
 
-def test_the_noise_floor_is_what_the_best_differs_by_from_its_twin() -> None:
+def test_the_noise_floor_is_what_a_candidate_differs_by_from_its_twin() -> None:
     found = noise_floor([trial(rounds([1.0] * 9), rounds([1.0, 1.25, 1.5, 1.25, 1.25], first=4))])
     assert found == NoiseFloor(0.0, 0.5, 5)
     assert found.width == 0.5
 
 
 def test_a_twin_that_is_faster_is_as_much_noise_as_one_that_is_slower() -> None:
-    assert NoiseFloor(-0.02, -0.01, 9).width == 0.02
-    assert NoiseFloor(-0.02, 0.01, 9).width == 0.02
+    assert NoiseFloor(-0.02, 0.01, 9).width == NoiseFloor(-0.01, 0.02, 9).width == 0.02
+
+
+def test_the_pairs_of_all_cells_narrow_the_floor() -> None:
+    cell = trial(rounds([1.0] * 9), rounds([1 + place / 64 for place in range(-4, 5)]))
+    assert noise_floor([cell]) == NoiseFloor(-3 / 64, 3 / 64, 9)
+    assert noise_floor([cell] * 3) == NoiseFloor(-2 / 64, 2 / 64, 27)
+    assert noise_floor([cell] * 30) == NoiseFloor(0.0, 0.0, 270)
 
 
 def test_twins_of_several_batches_are_pooled_and_each_is_compared_with_its_own() -> None:
