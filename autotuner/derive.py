@@ -78,6 +78,7 @@ def derive(
             "sweep": sweep_id,
             "sweep_digest": sweep.digest,
             "max_regret": max_regret,
+            "raced_under": sweep.bound,
             "worst_upper": round(derivation.worst_upper, 6),
             "mean_regret": round(_mean_regret(bands), 6),
             "noise_floor": [round(floor.lower, 6), round(floor.upper, 6), floor.n] if floor else None,

@@ -44,6 +44,17 @@ class Protocol:
     repeats: int = 10
     version: int = PROTOCOL_VERSION
 
+    def __post_init__(self) -> None:
+        """Refuse rounds that cannot be counted.
+
+        Raises:
+            ValueError: which field, its value and what is allowed.
+        """
+        for name, least in (("samples", 1), ("screening", 1), ("confirmation", 0), ("repeats", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"protocol: {name} is {value}; it must be at least {least}")
+
     @classmethod
     def of(cls, target: str, samples: int) -> Protocol:
         """Return the protocol of a target: finalists get as many rounds again, 15 at most."""

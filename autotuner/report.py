@@ -153,6 +153,11 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
             f"limit: upper 95 % limit of the regret from {rounds} rounds, each token count on its own",
             _floor_note(evidence.get("noise_floor")),
         ]
+        if evidence["max_regret"] > evidence.get("raced_under", evidence["max_regret"]):
+            notes.append(
+                f"raced under a bound of {percent(evidence['raced_under'])}: who was slower by more left "
+                "early, so that fewer rounds speak for it; sweep with --max-regret to race by this bound"
+            )
     source = f"sweep {evidence.get('sweep', '?')}, table {table.digest[:12]}"
     return (*notes, f"{table.fingerprint.gpu_name}, {source}")
 

@@ -23,12 +23,11 @@ from sqlalchemy.orm import Session
 from mhctune.autotuner.conditions import Conditions
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Sample, SweepState, Trial
 from mhctune.autotuner.store import SweepRecord
-from mhctune.db import rows
+from mhctune.db import rounds, rows
 from mhctune.db.engine import READING, DatabaseError, Place, explained
 from mhctune.db.models import (
     BandRow,
     CandidateRow,
-    ConditionsRow,
     DispatchTableRow,
     GateRunRow,
     GpuRow,
@@ -136,8 +135,8 @@ class Repository:
         """Return the trials of a sweep with their samples, in the order they were opened."""
         with self._read() as session:
             sweep = self._sweep(session, sweep_id).record
-            samples = _samples(session, sweep_id, SampleRow)
-            twins = _samples(session, sweep_id, TwinRow)
+            samples = rounds.samples_of(session, sweep_id, SampleRow)
+            twins = rounds.samples_of(session, sweep_id, TwinRow)
             query = select(TrialRow, CandidateRow.arm, CandidateRow.config)
             query = query.join(CandidateRow, CandidateRow.id == TrialRow.candidate_id)
             found = session.execute(query.where(TrialRow.sweep_id == sweep_id).order_by(TrialRow.id))
@@ -165,25 +164,14 @@ class Repository:
         Raises:
             DatabaseError: a trial is unknown, or has a sample of that batch and round.
         """
-        if not samples:
-            return
-        with self._write() as session:
-            for model, taken in ((SampleRow, samples), (TwinRow, twins)):
-                if taken:
-                    session.execute(insert(model), [rows.sample_values(*each) for each in taken])
-            if conditions is not None:
-                trial_id, sample = samples[0]
-                trial = session.get_one(TrialRow, trial_id)
-                key = {"sweep_id": trial.sweep_id, "num_tokens": trial.num_tokens}
-                key |= {"batch": sample.batch, "round": sample.round}
-                session.execute(insert(ConditionsRow), {**key, **rows.conditions_values(conditions)})
+        if samples:
+            with self._write() as session:
+                rounds.add_round(session, samples, twins, conditions)
 
     def conditions(self, sweep_id: int) -> Sequence[Conditions]:
         """Return the conditions of every round of a sweep, by token count, batch and round."""
-        key = (ConditionsRow.num_tokens, ConditionsRow.batch, ConditionsRow.round)
-        query = select(ConditionsRow).where(ConditionsRow.sweep_id == sweep_id).order_by(*key)
         with self._read() as session:
-            return [rows.conditions_of(row) for row in session.scalars(query)]
+            return rounds.conditions_of(session, sweep_id)
 
     def finish_trial(self, trial_id: int) -> None:
         """Record that a trial has all its samples: it is a measurement now.
@@ -384,17 +372,6 @@ def _intern(session: Session, model: type[Keyed], values: Mapping[str, Any]) -> 
             raise
         return found
     return row.id
-
-
-def _samples(
-    session: Session, sweep_id: int, model: type[SampleRow] | type[TwinRow]
-) -> dict[int, list[Sample]]:
-    query = select(model.__table__).join(TrialRow, TrialRow.id == model.trial_id)
-    key = (model.trial_id, model.batch, model.round)
-    found: dict[int, list[Sample]] = defaultdict(list)
-    for row in session.execute(query.where(TrialRow.sweep_id == sweep_id).order_by(*key)):
-        found[row.trial_id].append(rows.sample_of(row))
-    return found
 
 
 def _band_values(table_id: int, table: DispatchTable) -> list[dict[str, Any]]:

@@ -128,6 +128,12 @@ def test_bands_and_explanations_say_the_noise_floor_and_a_smaller_difference_is_
     assert why.to_dict(2)["noise_floor"] == {"lower": 0.0078125, "upper": 0.0078125, "n": 27}
 
 
+def test_bands_under_a_wider_bound_than_the_races_say_that_losers_left_early(record: SweepRecord) -> None:
+    wider, same = (report.bands_sheet(derive(record, 7, trials(), b).table).notes for b in (0.25, 0.05))
+    assert wider[4].startswith("raced under a bound of 5.0 %: who was slower by more left early")
+    assert len(wider) == len(same) + 1
+
+
 def test_a_table_without_evidence_is_shown_too(make_table: Callable[..., DispatchTable]) -> None:
     sheet = report.bands_sheet(make_table(evidence={}))
     assert [row[:2] for row in sheet.rows] == [("1", "fused"), ("2-17", "unfused"), ("18-64", "fused")]
