@@ -29,6 +29,7 @@ from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, elsewhere, l2_of, remeasure
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.nvidia import conditions_reader
 from mhctune.autotuner.planner import ColdHost, NoArm, OtherDevice, forecast, plan_sweep, target_of
 from mhctune.autotuner.probe import detect
 from mhctune.autotuner.records import Cell, Failure, SweepState
@@ -227,9 +228,9 @@ def sweep(
     with open_bench(plan.seam.name, plan.target, plan.protocol.l2) as bench:
         require_room(plan, bench, budget)
         with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
-            with progress_bar(not as_json) as progress:
+            with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
                 bar, stop = Bar(progress), lambda: bool(came())
-                result = Sweep(plan, store, bench, budget, bench.compile_all, stop, bar).run(new=new)
+                result = Sweep(plan, store, bench, budget, bench.compile_all, stop, bar, read).run(new=new)
             finish(store, plan, result, came(), as_json)
 
 

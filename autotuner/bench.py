@@ -38,6 +38,9 @@ class Bench(Protocol):
     def enter(self, cell: Cell, seed: int) -> int | Failure:
         """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
 
+    def floor_us(self) -> float:
+        """Return the microseconds of a copy of the cell's fewest bytes; 0 where it says nothing."""
+
     def forecast(self, candidate: Candidate) -> Footprint:
         """Return the bytes a candidate will take, without touching the device."""
 
@@ -90,6 +93,11 @@ def input_bytes(seam: Seam, problem: Problem, num_tokens: int, target: str, slot
     return (SPARE_SETS[target] + slots) * tensor_bytes(seam, problem, num_tokens)
 
 
+def fewest_bytes(seam: Seam, problem: Problem, num_tokens: int) -> int:
+    """Return the bytes that no arm can do without: every input read once, every output written once."""
+    return tensor_bytes(seam, problem, num_tokens) + total_bytes(seam.outputs(problem, num_tokens))
+
+
 class HostBench:
     """The bench of the target `c`, in this process.
 
@@ -117,6 +125,10 @@ class HostBench:
             return raised(error)
         self._input_bytes = sum(t.numel() * t.element_size() for t in self._inputs.values())
         return self._input_bytes
+
+    def floor_us(self) -> float:
+        """Return 0: in a processor's caches, and with more than one core, no copy is a floor."""
+        return 0.0
 
     def forecast(self, candidate: Candidate) -> Footprint:
         """Return the bytes a candidate will take."""

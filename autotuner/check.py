@@ -9,12 +9,11 @@ from enum import StrEnum
 from typing import Any
 
 from mhctune.autotuner.bench import Bench
-from mhctune.autotuner.derive import CONFIDENCE
 from mhctune.autotuner.probe import Device
 from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
-from mhctune.autotuner.race import sampled
 from mhctune.autotuner.records import UNMEASURED, Cell, Failure, Footprint
-from mhctune.autotuner.stats import pairs_needed
+from mhctune.autotuner.runner import sampled
+from mhctune.autotuner.stats import CONFIDENCE, pairs_needed
 from mhctune.autotuner.sweep import Watcher
 from mhctune.autotuner.words import counted, percent
 from mhctune.kernels.dispatch import Choice, DispatchTable

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mhctune.autotuner.bench import input_bytes, raised, verdict
+from mhctune.autotuner.bench import fewest_bytes, input_bytes, raised, verdict
+from mhctune.autotuner.floor import copy_us
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, live_bytes, overhead_us
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.autotuner.slots import cold_slots, unroll
@@ -125,6 +126,12 @@ class CudaBench:
     def _input_bytes(self) -> int:
         sets = (*self._live, *self._values)
         return sum(t.numel() * t.element_size() for tensors in sets for t in tensors.values())
+
+    def floor_us(self) -> float:
+        """Return the microseconds that a copy of the cell's fewest bytes takes, timed as candidates are."""
+        cell = self._entered()
+        bytes_ = fewest_bytes(self._seam, cell.problem, cell.num_tokens)
+        return copy_us(bytes_, self._device, self._replay_overhead)
 
     def forecast(self, candidate: Candidate) -> Footprint:
         """Return the bytes a candidate will take: capture adds nothing to what the caller owns."""

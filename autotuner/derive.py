@@ -2,104 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mhctune.autotuner.bands import BandDeriver, Derivation, NoBands, Option, Segment
-from mhctune.autotuner.records import Failure, Measurement, Trial
-from mhctune.autotuner.stats import RegretInterval, TooFewSamples, paired_ratios, pairs_needed, regret
+from mhctune.autotuner.records import Failure, Trial
+from mhctune.autotuner.standings import Standing, standings, winner
+from mhctune.autotuner.stats import NoiseFloor, noise_floor
 from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.sweep import unmeasured
-from mhctune.autotuner.words import counted
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
 from mhctune.kernels.space import Candidate
-
-CONFIDENCE = 0.95
-"""Of each limit of a regret."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How one candidate stands in one cell: its latency, and its regret against the cell's best."""
-
-    candidate: Candidate
-    latency_us: float
-    regret: RegretInterval
-
-    @property
-    def tied(self) -> bool:
-        """Whether the samples do not tell it from the best: its interval reaches zero."""
-        return self.regret.lower <= 0
-
-
-def standings(trials: Sequence[Trial]) -> list[Standing]:
-    """Return the measured candidates of one cell, best first.
-
-    The best is the lowest median; each other is compared with it round by round. In a cell that was raced
-    in several batches a candidate may share too few rounds with the best: then the comparison goes over a
-    bridge, a candidate that is placed already and shares enough rounds (the champion that was carried).
-    Regrets a over the bridge and b of the bridge make (1 + a)(1 + b) - 1, point and limits alike; of
-    several bridges the one with the smallest upper limit counts. Where one limit holds at confidence c,
-    one over a bridge holds at least at 2 c - 1 (90 % for 95 %), and every further bridge takes 1 - c more.
-    A regret is never negative.
-
-    Raises:
-        TooFewSamples: a candidate shares enough rounds with nobody that leads to the best.
-    """
-    measured = {t.candidate: t.outcome for t in trials if isinstance(t.outcome, Measurement)}
-    order = sorted(measured, key=lambda candidate: (measured[candidate].latency_us, candidate))
-    if not order:
-        return []
-    best = order[0]
-    placed = {best: regret(measured[best].samples, measured[best].samples)}
-    while len(placed) < len(order):
-        bridges = dict(placed)
-        for candidate in order:
-            if candidate not in placed and (found := _placed(candidate, best, bridges, measured)):
-                placed[candidate] = found
-        if len(placed) == len(bridges):
-            stray = next(candidate for candidate in order if candidate not in placed)
-            raise TooFewSamples(
-                f"{stray} and the best, {best}, share fewer than {pairs_needed(CONFIDENCE)} rounds at "
-                f"{counted(trials[0].cell.num_tokens, 'token')}, and no third candidate links them. "
-                "Give the sweep a larger --vram-budget, or more --samples."
-            )
-    return [Standing(c, measured[c].latency_us, _floored(placed[c])) for c in order]
-
-
-def _floored(interval: RegretInterval) -> RegretInterval:
-    """Return the interval with neither point nor upper limit below 0.
-
-    Round by round a candidate can be ahead of the lowest median: then the noise does not tell the two
-    apart, and nothing is lost by it, but nothing is gained by calling the other one best.
-    """
-    return replace(interval, point=max(interval.point, 0.0), upper=max(interval.upper, 0.0))
-
-
-def _placed(
-    candidate: Candidate,
-    best: Candidate,
-    bridges: Mapping[Candidate, RegretInterval],
-    measured: Mapping[Candidate, Measurement],
-) -> RegretInterval | None:
-    found = []
-    for bridge, onward in bridges.items():
-        mine, others = measured[candidate].samples, measured[bridge].samples
-        if len(paired_ratios(mine, others)) >= pairs_needed(CONFIDENCE):
-            over = regret(mine, others, CONFIDENCE)
-            found.append(over if bridge == best else _product(over, onward))
-    return min(found, key=lambda interval: interval.upper, default=None)
-
-
-def _product(a: RegretInterval, b: RegretInterval) -> RegretInterval:
-    return RegretInterval(
-        (1 + a.point) * (1 + b.point) - 1,
-        (1 + a.lower) * (1 + b.lower) - 1,
-        (1 + a.upper) * (1 + b.upper) - 1,
-        min(a.n, b.n),
-    )
 
 
 @dataclass(frozen=True)
@@ -110,6 +26,9 @@ class Derived:
     derivation: Derivation
     cells: Mapping[int, Sequence[Standing]]
     missing: Mapping[int, str]
+    floor: NoiseFloor | None
+    wins: Mapping[int, Candidate]
+    """Who wins each cell by itself, ties broken."""
 
 
 def derive(
@@ -133,12 +52,17 @@ def derive(
         raise NoBands(
             f"sweep {sweep_id} has nothing to derive bands from: {missing[min(missing)]}; run the sweep again"
         )
-    cells = {n: standings([t for t in trials if t.cell.num_tokens == n]) for n in counts}
+    floor = noise_floor(trials)
+    width = floor.width if floor else 0.0
+    cells = {n: standings([t for t in trials if t.cell.num_tokens == n], width) for n in counts}
     options = _options(sweep, trials, cells)
     served = {n: _served(incumbent, n) for n in counts} if incumbent is not None else {}
     derivation = BandDeriver(max_regret).derive(counts, options, served)
+    bytes_of = {option.candidate: option.memory_bytes for option in options}
+    wins = {n: winner(rows, sweep.variants, bytes_of, served.get(n)) for n, rows in cells.items()}
+    evidence = _Evidence(options, cells, wins)
     bands = tuple(
-        Band(segment.first, segment.last, _choice(options, segment), _evidence(segment, options, cells))
+        Band(segment.first, segment.last, _choice(options, segment), evidence.of(segment))
         for segment in derivation.segments
     )
     table = DispatchTable(
@@ -154,8 +78,10 @@ def derive(
             "sweep": sweep_id,
             "sweep_digest": sweep.digest,
             "max_regret": max_regret,
+            "raced_under": sweep.bound,
             "worst_upper": round(derivation.worst_upper, 6),
-            "mean_regret": round(derivation.mean_regret, 6),
+            "mean_regret": round(_mean_regret(bands), 6),
+            "noise_floor": [round(floor.lower, 6), round(floor.upper, 6), floor.n] if floor else None,
             "variants": sorted(derivation.variants),
             "candidates": len(sweep.variants),
             "protocol": dict(sweep.protocol),
@@ -163,29 +89,34 @@ def derive(
             "failures": _failures(trials),
         },
     )
-    return Derived(table, derivation, cells, missing)
+    return Derived(table, derivation, cells, missing, floor, wins)
 
 
 def _options(
     sweep: SweepRecord, trials: Sequence[Trial], cells: Mapping[int, Sequence[Standing]]
 ) -> list[Option]:
-    found = {(n, s.candidate): s.regret for n, rows in cells.items() for s in rows}
+    """Return the candidates as the deriver sees them: a regret below the noise floor is none."""
+    found = {(n, s.candidate): s for n, rows in cells.items() for s in rows}
     bytes_of: Counter[Candidate] = Counter()
     for trial in trials:
         bytes_of[trial.candidate] = max(bytes_of[trial.candidate], trial.footprint.forecast_bytes)
     options = []
     for candidate, variants in sweep.variants.items():
-        intervals = [found.get((n, candidate)) for n in cells]
+        rows = [found.get((n, candidate)) for n in cells]
         options.append(
             Option(
                 candidate,
                 frozenset(variants),
                 bytes_of[candidate],
-                tuple(i.point if i else None for i in intervals),
-                tuple(i.upper if i else None for i in intervals),
+                tuple(_beyond_noise(s) if s else None for s in rows),
+                tuple(s.regret.upper if s else None for s in rows),
             )
         )
     return options
+
+
+def _beyond_noise(standing: Standing) -> float:
+    return standing.regret.point if standing.regret.point > standing.floor else 0.0
 
 
 def _choice(options: Sequence[Option], segment: Segment) -> Choice:
@@ -199,27 +130,40 @@ def _served(table: DispatchTable | None, num_tokens: int) -> Candidate:
     return Candidate(choice.arm, choice.config)
 
 
-def _evidence(
-    segment: Segment, options: Sequence[Option], cells: Mapping[int, Sequence[Standing]]
-) -> dict[str, Any]:
-    """Return, for each measured token count of a band, what the choice costs and who else is as good."""
-    rows: list[dict[str, Any]] = []
-    for count in segment.token_counts:
-        standing = next(s for s in cells[count] if s.candidate == options[segment.option].candidate)
-        best = cells[count][0]
-        rows.append(
-            {
-                "num_tokens": count,
-                "latency_us": round(standing.latency_us, 4),
-                "regret": round(standing.regret.point, 6),
-                "upper": round(standing.regret.upper, 6),
-                "rounds": standing.regret.n,
-                "best": str(best.candidate),
-                "best_us": round(best.latency_us, 4),
-                "tie_set": sum(s.tied for s in cells[count]),
-            }
-        )
-    return {"measured": rows, "worst_upper": max(row["upper"] for row in rows)}
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What speaks for the choice of a band, from all cells of a sweep."""
+
+    options: Sequence[Option]
+    cells: Mapping[int, Sequence[Standing]]
+    wins: Mapping[int, Candidate]
+
+    def of(self, segment: Segment) -> dict[str, Any]:
+        """Return, for each measured token count of a band, what the choice costs and who else is as good."""
+        choice = self.options[segment.option].candidate
+        rows = [self._row(count, choice) for count in segment.token_counts]
+        return {"measured": rows, "worst_upper": max(row["upper"] for row in rows)}
+
+    def _row(self, count: int, choice: Candidate) -> dict[str, Any]:
+        standing = next(s for s in self.cells[count] if s.candidate == choice)
+        best = self.cells[count][0]
+        return {
+            "num_tokens": count,
+            "latency_us": round(standing.latency_us, 4),
+            "regret": round(standing.regret.point, 6),
+            "upper": round(standing.regret.upper, 6),
+            "rounds": standing.regret.n,
+            "best": str(best.candidate),
+            "best_us": round(best.latency_us, 4),
+            "winner": str(self.wins[count]),
+            "tie_set": sum(s.tied for s in self.cells[count]),
+        }
+
+
+def _mean_regret(bands: Sequence[Band]) -> float:
+    """Return the mean of the regrets as measured, ties included."""
+    regrets = [row["regret"] for band in bands for row in band.evidence["measured"]]
+    return math.fsum(regrets) / len(regrets)
 
 
 def _failures(trials: Sequence[Trial]) -> dict[str, int]:

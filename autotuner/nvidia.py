@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from mhctune.autotuner.conditions import NVML, UNREADABLE, Conditions, Reader, not_applicable, reasons_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,51 @@ def first_gpu() -> Gpu | None:
         )
     finally:
         pynvml.nvmlShutdown()
+
+
+@contextmanager
+def conditions_reader(target: str) -> Iterator[Reader]:
+    """Yield what reads the conditions of the first GPU; on the target `c` there are none to read.
+
+    A reading asks NVML alone, from any process. The reasons are those of the moment it is asked: a slowdown
+    that began and ended within a round goes unseen, one that lasts does not.
+    """
+    if target != "cuda":
+        yield not_applicable
+        return
+    import pynvml
+    import torch
+
+    pynvml.nvmlInit()
+    try:
+        handle, _ = _handle(str(torch.cuda.get_device_properties(0).uuid))
+        yield lambda: _conditions(handle)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _conditions(handle: object) -> Conditions:
+    """Read a device; what the driver does not tell (a MIG slice has no clocks of its own) is None."""
+    import pynvml
+
+    clock = _told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
+    heat = _told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+    mask = _told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    found = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    if clock is None and mask is None:
+        return Conditions(UNREADABLE)
+    # The worker is one of them; in a container the process ids are not ours, so that they are only counted.
+    others = None if found is None else max(0, len(found) - 1)
+    return Conditions(NVML, clock, heat, reasons_of(mask or 0), others)
+
+
+def _told(ask: Callable[..., Any], *arguments: object) -> Any:
+    import pynvml
+
+    try:
+        return ask(*arguments)
+    except pynvml.NVMLError:
+        return None
 
 
 def _handle(uuid: str) -> tuple[object, bool]:

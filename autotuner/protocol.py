@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raise it when the same machine would give other numbers for the same candidate."""
 
 UNROLL = 20
@@ -17,15 +17,20 @@ class Protocol:
     """How the samples of a sweep are taken.
 
     Attributes:
-        samples: Rounds; each candidate gives one sample a round.
+        samples: Rounds for every candidate that stays in the race; one sample a round.
+        screening: Rounds to each look at the race, until `samples`: losers leave there.
+        confirmation: Further rounds of those that are not told from the best, and of its twin. With 0 there
+            is no twin, and the noise floor stays unknown.
+        repeats: Throttled rounds of a batch that are taken again; later ones are only marked.
         replay_us: A sample repeats replays until it is at least this long: the step of the clock and the
             noise around a replay are a few tenths of a microsecond. On a CPU 5 ms also average out the
             short interruptions that 2 ms do not (three sweeps each: 6-15 against 5-12 ties at 1 token).
         unroll: Launches of one replay: a loop of one on the CPU, a CUDA graph of 20 on a GPU, where a graph
             without nodes is replayed as often and subtracted.
-        l2: `warm` (the same buffers every launch) or `cold`.
+        l2: `warm` (the same buffers every launch) or `cold` (slots in turn, `mhctune.autotuner.slots`).
         pdl: Whether kernels may begin before the one ahead of them has ended (programmatic dependent
-            launch); the epilogue's does on a GPU, as served.
+            launch), as on a GPU when served. No seam lets the next one's first kernel begin before its own
+            last one ends, so that unrolled seams overlap as behind a foreign kernel.
         seed: Of the inputs; cell by cell the token count is added.
     """
 
@@ -35,14 +40,34 @@ class Protocol:
     l2: str = "warm"
     pdl: bool = False
     seed: int = 20261129
+    screening: int = 6
+    confirmation: int = 0
+    repeats: int = 10
     version: int = PROTOCOL_VERSION
+
+    def __post_init__(self) -> None:
+        """Refuse rounds that cannot be counted.
+
+        Raises:
+            ValueError: which field, its value and what is allowed.
+        """
+        for name, least in (("samples", 1), ("screening", 1), ("confirmation", 0), ("repeats", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"protocol: {name} is {value}; it must be at least {least}")
 
     @classmethod
     def of(cls, target: str, samples: int) -> Protocol:
-        """Return the protocol of a target."""
+        """Return the protocol of a target: finalists get as many rounds again, 15 at most."""
+        confirmation = min(samples, 15)
         if target == "cuda":
-            return cls(samples, replay_us=200.0, unroll=UNROLL, pdl=True)
-        return cls(samples)
+            return cls(samples, replay_us=200.0, unroll=UNROLL, pdl=True, confirmation=confirmation)
+        return cls(samples, confirmation=confirmation)
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """After how many rounds losers leave: every `screening` ones, before the last."""
+        return tuple(range(self.screening, self.samples, self.screening))
 
     def to_dict(self) -> dict[str, int | float | str]:
         """Return the fields by name."""

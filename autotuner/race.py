@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from mhctune.autotuner.bench import Bench
 from mhctune.autotuner.budget import VramBudget
+from mhctune.autotuner.conditions import Conditions, Reader, not_applicable
+from mhctune.autotuner.field import Field, boundaries, counted, field_after, marks_of
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import (
     UNMEASURED,
@@ -20,7 +20,9 @@ from mhctune.autotuner.records import (
     Sample,
     Trial,
 )
+from mhctune.autotuner.runner import Runner, sampled
 from mhctune.autotuner.store import Store
+from mhctune.autotuner.twin import Twin
 from mhctune.kernels.space import Candidate
 
 
@@ -28,43 +30,13 @@ class Stopped(Exception):
     """The sweep was asked to stop; everything measured so far is committed."""
 
 
-@dataclass(eq=False)
-class _Runner:
-    """A candidate on its way through the race."""
-
-    candidate: Candidate
-    footprint: Footprint
-    trial_id: int = 0
-    samples: dict[tuple[int, int], Sample] = field(default_factory=dict)
-    finished: bool = False
-    failed: bool = False
-    crowded: bool = False
-    """Out of memory while it was timed beside others: it is timed again in a smaller batch."""
-
-    @property
-    def latency_us(self) -> float:
-        return Measurement(tuple(self.samples.values())).latency_us
-
-    @property
-    def last_batch(self) -> int:
-        return max((batch for batch, _ in self.samples), default=-1)
-
-
-def sampled(bench: Bench, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
-    """Return a plausible time of one sample; an implausible one is taken once more before it is a failure."""
-    latency: float | Failure = 0.0
-    for _ in range(2):
-        latency = bench.sample(candidate, batch, round, launches)
-        if isinstance(latency, Failure) or (math.isfinite(latency) and latency > 0):
-            return latency
-    return Failure(FailureKind.IMPLAUSIBLE, f"{latency} us per launch, twice in a row")
-
-
 class Race:
     """Races the candidates of one cell and tells the store after every round.
 
-    Rounds run forward and back in turn, so that a drift of the machine favours nobody. A race that was
-    stopped is taken up at the first sample it lacks; a batch that had begun ends among those who began it.
+    Rounds run forward and back in turn, so that a drift of the machine favours nobody. Who takes part in the
+    next one follows from the samples of the batch (`mhctune.autotuner.field`): losers leave at the looks and
+    free their room; finalists are confirmed beside a twin of the best, which shows the noise. A race that was
+    stopped is taken up at the first round it lacks; a batch that had begun ends among those who began it.
     """
 
     def __init__(
@@ -77,13 +49,21 @@ class Race:
         protocol: Protocol,
         stop: Callable[[], bool] = lambda: False,
         tell: Callable[[Candidate, float | Failure], None] = lambda candidate, outcome: None,
+        *,
+        max_regret: float = 0.05,
+        read: Reader = not_applicable,
     ) -> None:
-        """Prepare a race; `stop` is asked before each candidate and round, `tell` hears of each outcome."""
+        """Prepare a race.
+
+        `stop` is asked before each candidate and round, `tell` hears of each outcome. Who is surely slower
+        than the best by more than `max_regret` leaves early. `read` tells the conditions after each round.
+        """
         self._sweep_id, self._cell = sweep_id, cell
         self._store, self._bench, self._budget, self._protocol = store, bench, budget, protocol
-        self._stop, self._tell = stop, tell
-        self._input_bytes, self._limit = 0, 0
-        self._done: list[_Runner] = []
+        self._stop, self._tell, self._max_regret, self._read = stop, tell, max_regret, read
+        self._input_bytes, self._limit, self._floor_us = 0, 0, 0.0
+        self._done: list[Runner] = []
+        self._all: list[Runner] = []
 
     def run(self, candidates: Sequence[Candidate], known: Iterable[Trial]) -> None:
         """Race what is not settled yet; `known` are the cell's trials in the store.
@@ -106,9 +86,12 @@ class Race:
             return
         self._input_bytes = entered
         try:
-            measured = [t for t in trials.values() if isinstance(t.outcome, Measurement)]
-            self._done = [self._runner(t.candidate, t) for t in measured]
-            self._batches([self._runner(c, trials.get(c)) for c in unsettled])
+            self._floor_us = self._bench.floor_us()
+            settled = [self._runner(t.candidate, t) for t in trials.values() if t.settled]
+            self._done = [runner for runner in settled if runner.finished]
+            runners = [self._runner(c, trials.get(c)) for c in unsettled]
+            self._all = [*settled, *runners]
+            self._batches(runners)
         finally:
             self._bench.leave()
 
@@ -118,36 +101,52 @@ class Race:
             self._store.fail_trial(self._sweep_id, self._cell, candidate, Footprint(0, 0, 0), failure)
             self._tell(candidate, failure)
 
-    def _runner(self, candidate: Candidate, trial: Trial | None) -> _Runner:
-        runner = _Runner(candidate, self._bench.forecast(candidate))
+    def _runner(self, candidate: Candidate, trial: Trial | None) -> Runner:
+        runner = Runner(candidate, self._bench.forecast(candidate))
         if trial is not None:
             runner.trial_id = trial.id
             runner.samples = {(s.batch, s.round): s for s in trial.samples}
             runner.finished = isinstance(trial.outcome, Measurement)
+            runner.failed = trial.settled and not runner.finished
         return runner
 
-    def _batches(self, runners: list[_Runner]) -> None:
+    def _batches(self, runners: list[Runner]) -> None:
         batch = max(runner.last_batch for runner in (*runners, *self._done))
-        begun = deque(r for r in runners if r.last_batch == batch >= 0)
+        begun = [r for r in runners if r.last_batch == batch >= 0]
         waiting = deque(r for r in runners if r not in begun)
         self._limit = len(runners)
         if begun:
-            self._batch(batch, next((r for r in self._done if r.last_batch == batch), None), begun)
-        waiting.extendleft(reversed(begun))
+            waiting.extendleft(reversed(self._resume(batch, begun)))
         while waiting:
             champion = min(self._done, key=lambda runner: runner.latency_us, default=None)
             batch += self._batch(batch + 1, champion, waiting)
 
-    def _batch(self, batch: int, champion: _Runner | None, queue: deque[_Runner]) -> bool:
-        """Race the champion and as many of the queue as fit; return whether anybody new was timed."""
+    def _resume(self, batch: int, begun: Sequence[Runner]) -> list[Runner]:
+        """End a batch among those who began it; return who found no room and has to wait."""
+        field = self._field(batch, ())
+        champion = next((r for r in self._done if r.candidate in field.racing), None)
+        queue = deque(r for r in begun if r.candidate in field.racing)
+        absent = [r for r in begun if r.candidate not in field.done and r not in queue]
+        if field.racing:
+            self._batch(batch, champion, queue)
+        for runner in begun:
+            if runner.candidate in field.done:
+                self._finish(runner)
+        return [*queue, *absent]
+
+    def _batch(self, batch: int, champion: Runner | None, queue: deque[Runner]) -> bool:
+        """Race the champion and as many of the queue as fit; return whether there was somebody to race."""
         ready = self._admit(champion, queue)
-        new = any(not runner.finished for runner in ready)
+        field = self._field(batch, ready)
+        new = field.twin is not None or any(not runner.finished for runner in ready)
         if new:
-            self._rounds(batch, ready)
+            field = self._rounds(batch, ready, field)
         crowded = [runner for runner in ready if runner.crowded]
         for runner in ready:
-            if not runner.crowded:
+            if runner.candidate in field.done and not runner.crowded:
                 self._finish(runner)
+            else:
+                self._bench.release(runner.candidate)
         if crowded:
             # Memory ran out while they were timed: half as many at a time, and they wait for their turn.
             self._limit = max(1, (len(ready) - len(crowded)) // 2)
@@ -156,9 +155,16 @@ class Race:
             queue.extendleft(reversed([runner for runner in crowded if not runner.finished]))
         return new
 
-    def _admit(self, champion: _Runner | None, queue: deque[_Runner]) -> list[_Runner]:
+    def _field(self, batch: int, ready: Sequence[Runner]) -> Field:
+        """Return who takes part in the next round of a batch, of its samples' owners and who is ready."""
+        samples = {r.candidate: r.of_batch(batch) for r in self._all}
+        beginning = {runner.candidate for runner in ready}
+        taking_part = {c: taken for c, taken in samples.items() if taken or c in beginning}
+        return field_after(taking_part, self._protocol, self._max_regret)
+
+    def _admit(self, champion: Runner | None, queue: deque[Runner]) -> list[Runner]:
         """Make resident the champion, so that comparisons are head to head, and who fits beside it."""
-        ready: list[_Runner] = []
+        ready: list[Runner] = []
         if champion is not None:
             failure = self._prepare(champion, ready)
             if failure is None:
@@ -179,7 +185,7 @@ class Race:
                 return ready if len(ready) > carried else self._admit_alone(ready[0], queue.popleft())
         return ready
 
-    def _admit_alone(self, champion: _Runner, runner: _Runner) -> list[_Runner]:
+    def _admit_alone(self, champion: Runner, runner: Runner) -> list[Runner]:
         """Give the champion's room to one candidate; nothing links its times to the others' then."""
         self._bench.release(champion.candidate)
         failure = self._prepare(runner, [])
@@ -187,7 +193,7 @@ class Race:
             self._fail(runner, failure)
         return [] if failure else [runner]
 
-    def _prepare(self, runner: _Runner, beside: Sequence[_Runner]) -> Failure | None:
+    def _prepare(self, runner: Runner, beside: Sequence[Runner]) -> Failure | None:
         """Make a runner resident beside others, or return why it is not."""
         self._check_stop()
         if not self._budget.fits(self._input_bytes, [r.footprint for r in (*beside, runner)]):
@@ -202,25 +208,79 @@ class Race:
             runner.trial_id = opened
         return None
 
-    def _rounds(self, batch: int, runners: list[_Runner]) -> None:
+    def _rounds(self, batch: int, runners: list[Runner], field: Field) -> Field:
+        """Run the rounds that a batch lacks among those who are resident; return the field at its end."""
         launches = self._launches(batch, runners)
-        for round in range(self._protocol.samples):
+        marks = marks_of(s for runner in self._all for s in runner.of_batch(batch))
+        twin: Runner | None = None
+        before = self._read()
+        while racing := [r for r in runners if r.candidate in field.racing and not (r.failed or r.crowded)]:
+            for runner in runners:
+                if runner.candidate in field.done:
+                    self._bench.release(runner.candidate)
+            original = next((runner for runner in racing if runner.candidate == field.twin), None)
+            if original is None and all(runner.finished for runner in racing):
+                break  # nobody new is left to be compared
             self._check_stop()
-            taken: list[tuple[int, Sample]] = []
-            for runner in runners if round % 2 == 0 else runners[::-1]:
-                if runner.failed or runner.crowded or (batch, round) in runner.samples:
-                    continue
-                latency = sampled(self._bench, runner.candidate, batch, round, launches)
-                if isinstance(latency, Failure):
-                    self._drop(runner, latency, runners)
-                    continue
-                sample = Sample(batch, round, len(taken), launches, latency)
-                runner.samples[batch, round] = sample
-                taken.append((runner.trial_id, sample))
-            if taken:
-                self._store.add_samples(taken)
+            if original is not None and twin is None:
+                twin = self._admit_twin(original, batch, racing)
+            if original is not None and original.failed:
+                continue
+            timed = racing if original is None or twin is None or twin.failed else [*racing, twin]
+            before = self._round(batch, max(marks, default=-1) + 1, timed, runners, launches, before, marks)
+            if len(counted(marks, self._protocol.repeats)) in boundaries(self._protocol):
+                field = self._field(batch, runners)
+        if twin is not None:
+            self._bench.release(twin.candidate)
+        return field
 
-    def _launches(self, batch: int, runners: list[_Runner]) -> int:
+    def _round(
+        self,
+        batch: int,
+        round: int,
+        timed: Sequence[Runner],
+        runners: Sequence[Runner],
+        launches: int,
+        before: Conditions,
+        marks: dict[int, bool],
+    ) -> Conditions:
+        """Take and commit one round; return the conditions after it."""
+        latencies: list[tuple[Runner, float]] = []
+        for runner in timed if round % 2 == 0 else timed[::-1]:
+            if runner.failed:
+                continue  # an original that fell with its twin in this round
+            latency = sampled(self._bench, runner.candidate, batch, round, launches, self._floor_us)
+            if isinstance(latency, Failure):
+                self._drop(runner, latency, runners)
+            else:
+                latencies.append((runner, latency))
+        after = self._read()
+        during = after.since(before)
+        marks[round] = during.throttled
+        taken: list[tuple[int, Sample]] = []
+        twins: list[tuple[int, Sample]] = []
+        for position, (runner, latency) in enumerate(latencies):
+            clock, throttled = during.sm_clock_mhz, during.throttled
+            sample = Sample(batch, round, position, launches, latency, clock, throttled)
+            runner.samples[batch, round] = sample
+            (taken if runner.original is None else twins).append((runner.trial_id, sample))
+        if taken:
+            self._store.add_samples(taken, twins, during)
+        return after
+
+    def _admit_twin(self, original: Runner, batch: int, beside: Sequence[Runner]) -> Runner:
+        """Make a copy of the best resident; without memory for it the noise floor stays unknown."""
+        twin = Runner(Twin.to(original.candidate), original.footprint, original.trial_id, finished=True)
+        twin.original = original
+        failure = self._prepare(twin, beside)
+        if failure is None:
+            primed = self._bench.sample(twin.candidate, batch, 0, 1)
+            failure = primed if isinstance(primed, Failure) else None
+        if failure is not None:
+            self._drop(twin, failure, beside)
+        return twin
+
+    def _launches(self, batch: int, runners: list[Runner]) -> int:
         """Prime every candidate with one launch; the fastest sets how many make a sample of this batch."""
         rough: list[float] = []
         for runner in runners:
@@ -233,16 +293,24 @@ class Race:
         fastest = min((latency for latency in rough if latency > 0), default=1.0)
         return max(begun, default=self._protocol.launches(fastest))
 
-    def _drop(self, runner: _Runner, failure: Failure, runners: Sequence[_Runner]) -> None:
-        """Take out of the batch who failed; out of memory beside other newcomers is no failure of its own."""
+    def _drop(self, runner: Runner, failure: Failure, runners: Sequence[Runner]) -> None:
+        """Take out of the batch who failed; out of memory beside other newcomers is no failure of its own.
+
+        What a twin fails by is its original's: the same kernels were right once and are not again.
+        """
         newcomers = sum(not (r.finished or r.failed or r.crowded) for r in runners)
-        if failure.kind is FailureKind.OUT_OF_MEMORY and (newcomers > 1 or runner.finished):
+        if runner.original is not None:
+            runner.failed = True
+            self._bench.release(runner.candidate)
+            if failure.kind not in UNMEASURED:
+                self._fail(runner.original, failure)
+        elif failure.kind is FailureKind.OUT_OF_MEMORY and (newcomers > 1 or runner.finished):
             runner.crowded = True
             self._bench.release(runner.candidate)
         else:
             self._fail(runner, failure)
 
-    def _finish(self, runner: _Runner) -> None:
+    def _finish(self, runner: Runner) -> None:
         self._bench.release(runner.candidate)
         if not runner.failed and not runner.finished:
             self._store.finish_trial(runner.trial_id)
@@ -250,7 +318,7 @@ class Race:
             self._done.append(runner)
             self._tell(runner.candidate, runner.latency_us)
 
-    def _fail(self, runner: _Runner, failure: Failure) -> None:
+    def _fail(self, runner: Runner, failure: Failure) -> None:
         runner.failed = True
         if runner in self._done:
             self._done.remove(runner)

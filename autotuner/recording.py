@@ -27,10 +27,12 @@ from mhctune.kernels.space import Candidate
 
 _BYTES = tuple(field.name for field in fields(Footprint))
 
-COLUMNS = ("num_tokens", "arm", "config", *_BYTES, "failure", "detail", "samples_us")
-"""A row a trial. `samples_us` holds `batch:round:launches:latency`, separated by blanks.
+COLUMNS = ("num_tokens", "arm", "config", *_BYTES, "failure", "detail", "samples_us", "twins_us")
+"""A row a trial. `samples_us` holds `batch:round:launches:latency`, separated by blanks; a throttled sample
+ends in `:throttled`. `twins_us` holds those of its twin; recordings of protocol 1 have no such column.
 
-The place of a sample in its round is left out: no derivation reads it, and it would add a tenth to the file.
+The place of a sample in its round, and the clock, are left out: no derivation reads them, and the place alone
+would add a tenth to the file.
 """
 
 _SWEEP = ("digest", "seam", "target", "token_counts", "grid", "space", "protocol", "sources", "bound")
@@ -72,8 +74,16 @@ def _row(trial: Trial) -> list[int | str | None]:
         *(getattr(trial.footprint, name) for name in _BYTES),
         failed.kind.value if failed else None,
         failed.detail if failed else None,
-        " ".join(f"{s.batch}:{s.round}:{s.launches}:{s.latency_us:.4f}" for s in trial.samples),
+        _text(trial.samples),
+        _text(trial.twins),
     ]
+
+
+def _text(samples: Sequence[Sample]) -> str:
+    return " ".join(
+        f"{s.batch}:{s.round}:{s.launches}:{s.latency_us:.4f}{':throttled' if s.throttled else ''}"
+        for s in samples
+    )
 
 
 def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:
@@ -99,14 +109,15 @@ def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:
 def _trial(sweep: SweepRecord, number: int, row: dict[str, Any]) -> Trial:
     cell = Cell(sweep.seam, sweep.problem, row["num_tokens"])
     samples = tuple(_sample(text) for text in row["samples_us"].split())
+    twins = tuple(_sample(text) for text in row.get("twins_us", "").split())
     outcome: Outcome = Measurement(samples)
     if row["failure"] is not None:
         outcome = Failure(FailureKind(row["failure"]), row["detail"])
     candidate = Candidate.of(row["arm"], json.loads(row["config"]))
     footprint = Footprint(*(row[name] for name in _BYTES))
-    return Trial(cell, candidate, footprint, outcome, samples, number)
+    return Trial(cell, candidate, footprint, outcome, samples, number, twins)
 
 
 def _sample(text: str) -> Sample:
-    batch, round, launches, latency = text.split(":")
-    return Sample(int(batch), int(round), 0, int(launches), float(latency))
+    batch, round, launches, latency, *marks = text.split(":")
+    return Sample(int(batch), int(round), 0, int(launches), float(latency), throttled="throttled" in marks)

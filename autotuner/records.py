@@ -69,7 +69,9 @@ class Sample:
     """One timed replay: microseconds per launch, and where in the race it was taken.
 
     `batch` counts the races of a cell (a champion is carried into the next one), `round` the rounds of a
-    batch, `position` the place in the round's order; `launches` were averaged.
+    batch, `position` the place in the round's order; `launches` were averaged. `sm_clock_mhz` is the clock
+    right after the round, where there is one to read; a `throttled` sample is of a round in which the
+    device held its clocks back: it is kept and no verdict reads it.
     """
 
     batch: int
@@ -77,6 +79,8 @@ class Sample:
     position: int
     launches: int
     latency_us: float
+    sm_clock_mhz: int | None = None
+    throttled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,9 @@ class Measurement:
 
     @property
     def latency_us(self) -> float:
-        """The median, in microseconds per launch."""
-        return statistics.median(sample.latency_us for sample in self.samples)
+        """The median, in microseconds per launch, without throttled samples unless there are no others."""
+        sound = [sample.latency_us for sample in self.samples if not sample.throttled]
+        return statistics.median(sound or [sample.latency_us for sample in self.samples])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,11 @@ Outcome = Measurement | Failure
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One candidate in one cell, as the store holds it; `outcome` is None while it is being raced."""
+    """One candidate in one cell, as the store holds it; `outcome` is None while it is being raced.
+
+    `twins` are samples of the same candidate with buffers of their own, taken in rounds in which it was the
+    champion: what the two differ by is noise.
+    """
 
     cell: Cell
     candidate: Candidate
@@ -112,6 +121,7 @@ class Trial:
     outcome: Outcome | None
     samples: tuple[Sample, ...] = ()
     id: int = 0
+    twins: tuple[Sample, ...] = ()
 
     @property
     def settled(self) -> bool:

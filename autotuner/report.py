@@ -9,10 +9,12 @@ from typing import Any
 
 from mhctune.autotuner.budget import size
 from mhctune.autotuner.check import Check
-from mhctune.autotuner.derive import Derived, Standing
+from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.planner import Forecast
 from mhctune.autotuner.probe import Device, doctor_rows
 from mhctune.autotuner.records import Failure, FailureKind, Footprint, SweepState, Trial
+from mhctune.autotuner.standings import Standing
+from mhctune.autotuner.stats import NoiseFloor
 from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.words import counted, percent
 from mhctune.configs.loader import Kind, names, recognise
@@ -47,6 +49,8 @@ class SweepLine:
     record: SweepRecord
     measured: int
     failures: Mapping[FailureKind, int]
+    conditions: str = ""
+    """What its rounds were like; empty where there was nothing to read."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-able data, without the long list of candidates: the space says them shorter."""
@@ -72,6 +76,8 @@ def sweeps_sheet(lines: Sequence[SweepLine], place: str) -> Sheet:
         )
         came = outcomes(line.measured, line.failures)
         notes.append(f"sweep {line.sweep}: {record.fingerprint.gpu_name}; {came}")
+        if line.conditions:
+            notes.append(f"sweep {line.sweep}: {line.conditions}")
     columns = ("sweep", "state", "seam", "hidden", "trials", "started (UTC)")
     return Sheet(
         f"sweeps of {place}", columns, tuple(rows), tuple(notes or ["none yet: run `mhctune sweep`"])
@@ -145,9 +151,27 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
             f"{counted(len(table.bands), 'band')}, {kernels}; mean regret {mean}, worst limit {worst} "
             f"(bound {percent(evidence['max_regret'])})",
             f"limit: upper 95 % limit of the regret from {rounds} rounds, each token count on its own",
+            _floor_note(evidence.get("noise_floor")),
         ]
+        if evidence["max_regret"] > evidence.get("raced_under", evidence["max_regret"]):
+            notes.append(
+                f"raced under a bound of {percent(evidence['raced_under'])}: who was slower by more left "
+                "early, so that fewer rounds speak for it; sweep with --max-regret to race by this bound"
+            )
     source = f"sweep {evidence.get('sweep', '?')}, table {table.digest[:12]}"
     return (*notes, f"{table.fingerprint.gpu_name}, {source}")
+
+
+def _floor_note(floor: Sequence[float] | None) -> str:
+    """Say what candidates differ by from themselves, given limits and pairs."""
+    if floor is None:
+        return "noise floor: unknown, no candidate was timed against itself in enough rounds"
+    lower, upper, pairs = floor
+    width = NoiseFloor(lower, upper, int(pairs)).width
+    return (
+        f"noise floor: {width:.2%}; the best against their twins {lower:+.2%} to {upper:+.2%}, "
+        f"from {counted(int(pairs), 'round')}"
+    )
 
 
 def arms_sheet(derived: Derived) -> Sheet:
@@ -192,6 +216,8 @@ class Explanation:
     footprint: Footprint
     failures: Mapping[Candidate, Failure]
     table: DispatchTable
+    winner: Candidate
+    floor: NoiseFloor | None
 
     @property
     def _place(self) -> int:
@@ -213,6 +239,8 @@ class Explanation:
             "sweep": self.table.evidence["sweep"],
             "max_regret": self.table.evidence["max_regret"],
             "measured_at": self.measured_at,
+            "winner": str(self.winner),
+            "noise_floor": asdict(self.floor) if self.floor else None,
             "bytes": asdict(self.footprint),
             "candidates": [
                 {
@@ -263,8 +291,10 @@ class Explanation:
             )
         yield (
             f"{counted(len(self.standings), 'candidate')} measured at {counted(self.measured_at, 'token')}, "
-            f"{tied} tied with the best: their lower 95 % limit is not above 0"
+            f"{tied} tied with the best: their lower 95 % limit is not above 0{self._or_floor}"
         )
+        yield _floor_note(evidence.get("noise_floor"))
+        yield f"winner of this token count by itself, by the rule for ties: {self.winner}"
         yield (
             f"bytes there: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, "
             f"scratch {footprint.scratch_bytes:,}, graph {footprint.graph_bytes:,}"
@@ -273,6 +303,10 @@ class Explanation:
         yield f"{gpu}, sweep {evidence['sweep']}, table {digest}"
         for candidate, failure in self.failures.items():
             yield f"failed: {candidate}: {failure.kind}: {failure.detail}"
+
+    @property
+    def _or_floor(self) -> str:
+        return f", or their regret not above the noise floor, {self.floor.width:.2%}" if self.floor else ""
 
 
 def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Explanation:
@@ -288,6 +322,8 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
         next(trial.footprint for trial in here if str(trial.candidate) == str(answer.choice)),
         {t.candidate: t.outcome for t in here if isinstance(t.outcome, Failure)},
         derived.table,
+        derived.wins[count],
+        derived.floor,
     )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from mhctune.autotuner.bench import tensor_bytes
+from mhctune.autotuner.bench import fewest_bytes
 from mhctune.autotuner.protocol import UNROLL
-from mhctune.kernels.buffers import total_bytes
 from mhctune.kernels.seam import Problem, Seam
 
 
@@ -21,8 +20,7 @@ def cold_slots(seam: Seam, problem: Problem, num_tokens: int, l2_bytes: int) -> 
     """
     if l2_bytes <= 0:
         raise ValueError(f"the L2 cache has {l2_bytes} bytes; a cold protocol needs its size")
-    slot = tensor_bytes(seam, problem, num_tokens) + total_bytes(seam.outputs(problem, num_tokens))
-    return 2 * l2_bytes // slot + 1
+    return 2 * l2_bytes // fewest_bytes(seam, problem, num_tokens) + 1
 
 
 def unroll(slots: int) -> int:

@@ -1,14 +1,24 @@
-"""Statistics: what paired rounds say about two candidates, and how surely."""
+"""Statistics: what paired rounds say about two candidates, and how surely.
+
+One test does all of it, the sign test, whose inversion gives limits of a median: `regret` says why it holds
+for paired rounds. Means, variances and t-tests are not used: a few rounds in a hundred are interrupted, and
+one of them moves a mean by more than what is looked for. Nor is Wilcoxon's signed-rank test, which would
+tell more from as many rounds but asks for ratios that lie symmetrically, which timings do not.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from mhctune.autotuner.records import Sample
+from mhctune.autotuner.records import Sample, Trial
+from mhctune.kernels.space import Candidate
+
+CONFIDENCE = 0.95
+"""Of each limit of a regret."""
 
 
 class TooFewSamples(ValueError):
@@ -28,7 +38,7 @@ class RegretInterval:
 def paired_ratios(samples: Sequence[Sample], best: Sequence[Sample]) -> tuple[float, ...]:
     """Return latency / best latency of every (batch, round) that both have, in that order.
 
-    A round that only one of them ran (losers leave early) has no pair and is left out.
+    A round that only one of them ran (losers leave early) has no pair and is left out; so is a throttled one.
 
     Raises:
         ValueError: a latency that is not a positive finite number, or two samples of one round.
@@ -38,7 +48,7 @@ def paired_ratios(samples: Sequence[Sample], best: Sequence[Sample]) -> tuple[fl
 
 
 def regret(
-    samples: Sequence[Sample], best_samples: Sequence[Sample], confidence: float = 0.95
+    samples: Sequence[Sample], best_samples: Sequence[Sample], confidence: float = CONFIDENCE
 ) -> RegretInterval:
     """Return the regret of `samples` against `best_samples`: the median of the paired ratios - 1.
 
@@ -67,8 +77,72 @@ def regret(
             f"{len(ratios)} paired rounds give no limit at {confidence:.4g} confidence; {needed} are needed. "
             "Measure more rounds or lower the confidence."
         )
+    return _limits(ratios, confidence)
+
+
+def _limits(ratios: Sequence[float], confidence: float) -> RegretInterval:
     ordered, (low, high) = sorted(ratios), _limit_places(len(ratios), confidence)
     return RegretInterval(statistics.median(ratios) - 1, ordered[low] - 1, ordered[high] - 1, len(ratios))
+
+
+def steady(samples: Mapping[Candidate, Sequence[Sample]]) -> dict[Candidate, float]:
+    """Return the median latency of each candidate without the drift that all of a round share.
+
+    A round's level is the median, over those who ran the most rounds of its batch, of latency / own median in
+    that batch; a latency over its round's level has no drift left in it (one step of Tukey's median polish).
+    A plain median would not do: who left early was measured at a time of its own, when the machine may have
+    been faster. Against the ratio to one other candidate it has the smaller noise. Throttled samples are left
+    out; a candidate that has no others is left out, too.
+    """
+    sound = {c: [s for s in taken if not s.throttled] for c, taken in samples.items()}
+    by_batch: dict[int, dict[Candidate, dict[int, float]]] = {}
+    for candidate, taken in sound.items():
+        for s in taken:
+            by_batch.setdefault(s.batch, {}).setdefault(candidate, {})[s.round] = s.latency_us
+    levels: dict[tuple[int, int], float] = {}
+    for batch, ran in by_batch.items():
+        most = max(map(len, ran.values()))
+        shares: dict[int, list[float]] = {}
+        for latencies in (found for found in ran.values() if len(found) == most):
+            middle = statistics.median(latencies.values())
+            for round, latency in latencies.items():
+                shares.setdefault(round, []).append(latency / middle)
+        levels |= {(batch, round): statistics.median(found) for round, found in shares.items()}
+    return {
+        c: statistics.median(s.latency_us / levels.get((s.batch, s.round), 1.0) for s in taken)
+        for c, taken in sound.items()
+        if taken
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """What candidates differ by from themselves: limits of the median A/A ratio - 1, and the pairs behind."""
+
+    lower: float
+    upper: float
+    n: int
+
+    @property
+    def width(self) -> float:
+        """The largest regret that is none: the farther of the two limits from 0."""
+        return max(self.upper, -self.lower, 0.0)
+
+
+def noise_floor(trials: Sequence[Trial], confidence: float = CONFIDENCE) -> NoiseFloor | None:
+    """Return the noise floor of a sweep from the twins in its trials; None with too few pairs for limits.
+
+    A twin has buffers, and a graph, of its own and another place in the round: what keeps its ratio to the
+    original away from 1, round after round, is what pairing cannot cancel, and no difference of that size
+    says that one candidate is faster. The limits are those of `regret`, of the ratios of all cells together,
+    which have one median if the two differ by nothing. One cell has so few pairs that its limits are wider
+    than what it tells apart (1-3 % on an H200, 6-9 % on a CPU); each regret's own allow for that already.
+    """
+    ratios = [ratio for trial in trials for ratio in paired_ratios(trial.twins, trial.samples)]
+    if len(ratios) < pairs_needed(confidence):
+        return None
+    found = _limits(ratios, confidence)
+    return NoiseFloor(found.lower, found.upper, found.n)
 
 
 def pairs_needed(confidence: float) -> int:
@@ -96,6 +170,7 @@ def _limit_places(n: int, confidence: float) -> tuple[int, int]:
 
 def _by_round(samples: Sequence[Sample]) -> dict[tuple[int, int], float]:
     latencies: dict[tuple[int, int], float] = {}
+    seen: set[tuple[int, int]] = set()
     for sample in samples:
         key = (sample.batch, sample.round)
         if not (math.isfinite(sample.latency_us) and sample.latency_us > 0):
@@ -103,7 +178,9 @@ def _by_round(samples: Sequence[Sample]) -> dict[tuple[int, int], float]:
                 f"sample of batch {sample.batch}, round {sample.round} is {sample.latency_us} us; a latency "
                 "is a positive finite number"
             )
-        if key in latencies:
+        if key in seen:
             raise ValueError(f"batch {sample.batch}, round {sample.round} holds two samples of one candidate")
-        latencies[key] = sample.latency_us
+        seen.add(key)
+        if not sample.throttled:
+            latencies[key] = sample.latency_us
     return latencies

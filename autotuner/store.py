@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mhctune.autotuner.conditions import Conditions
 from mhctune.autotuner.records import Cell, Failure, Footprint, Sample, SweepState, Trial
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.seam import Problem
@@ -72,8 +73,13 @@ class Store(Protocol):
     def open_trial(self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint) -> int:
         """Record that a candidate passed its check and will be raced; return the trial's id."""
 
-    def add_samples(self, samples: Sequence[tuple[int, Sample]]) -> None:
-        """Keep the samples (trial id, sample) of one round."""
+    def add_samples(
+        self,
+        samples: Sequence[tuple[int, Sample]],
+        twins: Sequence[tuple[int, Sample]] = (),
+        conditions: Conditions | None = None,
+    ) -> None:
+        """Keep the samples (trial id, sample) of one round, its twins' and what the device was like."""
 
     def finish_trial(self, trial_id: int) -> None:
         """Record that a trial has all its samples: it is a measurement now."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from mhctune.autotuner.bench import Bench, BenchLost
 from mhctune.autotuner.budget import BudgetError, VramBudget
+from mhctune.autotuner.conditions import Reader, not_applicable
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.race import Race, Stopped
 from mhctune.autotuner.records import (
@@ -39,6 +40,7 @@ class SweepPlan:
     protocol: Protocol
     fingerprint: Fingerprint
     max_regret: float
+    """Bound of the bands; also who is surely slower by more leaves a race early."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -135,8 +137,13 @@ class Sweep:
         compile_all: Callable[[tuple[Variant, ...], Callable[[int, int], None]], None],
         stop: Callable[[], bool] = lambda: False,
         watcher: Watcher | None = None,
+        read: Reader = not_applicable,
     ) -> None:
-        """Prepare; `compile_all` returns once every variant is compiled or has failed, and tells of each."""
+        """Prepare; `compile_all` returns once every variant is compiled or has failed, and tells of each.
+
+        `read` tells the conditions of the device, which are kept with every round.
+        """
+        self._read = read
         self._plan, self._store, self._bench, self._budget = plan, store, bench, budget
         self._compile_all, self._stop, self._watcher = compile_all, stop, watcher or Watcher()
 
@@ -175,9 +182,11 @@ class Sweep:
         def tell(candidate: Candidate, outcome: float | Failure) -> None:
             self._watcher.told(cell, candidate, outcome)
 
+        plan = self._plan
         return Race(
-            sweep_id, cell, self._store, self._bench, self._budget, self._plan.protocol, self._stop, tell
-        )
+            sweep_id, cell, self._store, self._bench, self._budget, plan.protocol, self._stop, tell,
+            max_regret=plan.max_regret, read=self._read,
+        )  # fmt: skip
 
 
 def require_room(plan: SweepPlan, bench: Bench, budget: VramBudget) -> None:

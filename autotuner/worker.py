@@ -124,6 +124,10 @@ class RemoteBench:
         self._cell = (cell, seed)
         return result
 
+    def floor_us(self) -> float:
+        """Return the microseconds of a copy of the cell's fewest bytes; 0 where it says nothing."""
+        return float(self._plain("floor_us", ()))
+
     def forecast(self, candidate: Candidate) -> Footprint:
         """Return the bytes a candidate will take."""
         footprint = self._plain("forecast", (candidate,))

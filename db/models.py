@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -205,10 +206,10 @@ class TrialRow(Keyed):
     created_at: Mapped[datetime]
 
 
-class SampleRow(Base):
-    """One timed replay. Kept in key order: a trial's samples lie together on disk."""
+class Timed(Base):
+    """One timed replay. Kept in key order: a trial's lie together on disk."""
 
-    __tablename__ = "samples"
+    __abstract__ = True
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012  (SQLAlchemy reads it from the class)
 
     trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id"), primary_key=True)
@@ -218,6 +219,36 @@ class SampleRow(Base):
     launches: Mapped[int]
     latency_us: Mapped[float]
     sm_clock_mhz: Mapped[int | None]
+    throttled: Mapped[bool] = mapped_column(server_default=false())
+
+
+class SampleRow(Timed):
+    """A sample of a trial."""
+
+    __tablename__ = "samples"
+
+
+class TwinRow(Timed):
+    """A sample of a trial's twin: the other A of A/A to the trial's own sample of that round."""
+
+    __tablename__ = "twins"
+
+
+class ConditionsRow(Base):
+    """What the device was like in one round; `reasons` is a JSON list of names."""
+
+    __tablename__ = "conditions"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012  (SQLAlchemy reads it from the class)
+
+    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweeps.id"), primary_key=True)
+    num_tokens: Mapped[int] = mapped_column(primary_key=True)
+    batch: Mapped[int] = mapped_column(primary_key=True)
+    round: Mapped[int] = mapped_column(primary_key=True)
+    source: Mapped[str]
+    sm_clock_mhz: Mapped[int | None]
+    temperature_c: Mapped[int | None]
+    reasons: Mapped[str]
+    other_processes: Mapped[int | None]
 
 
 class DispatchTableRow(Keyed):

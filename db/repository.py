@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +20,10 @@ from sqlalchemy import Engine, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from mhctune.autotuner.conditions import Conditions
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Sample, SweepState, Trial
 from mhctune.autotuner.store import SweepRecord
-from mhctune.db import rows
+from mhctune.db import rounds, rows
 from mhctune.db.engine import READING, DatabaseError, Place, explained
 from mhctune.db.models import (
     BandRow,
@@ -37,6 +38,7 @@ from mhctune.db.models import (
     SweepRow,
     ToolchainRow,
     TrialRow,
+    TwinRow,
 )
 from mhctune.db.rows import StoredSweep
 from mhctune.db.schema import open_database
@@ -133,11 +135,15 @@ class Repository:
         """Return the trials of a sweep with their samples, in the order they were opened."""
         with self._read() as session:
             sweep = self._sweep(session, sweep_id).record
-            samples = _samples(session, sweep_id)
+            samples = rounds.samples_of(session, sweep_id, SampleRow)
+            twins = rounds.samples_of(session, sweep_id, TwinRow)
             query = select(TrialRow, CandidateRow.arm, CandidateRow.config)
             query = query.join(CandidateRow, CandidateRow.id == TrialRow.candidate_id)
             found = session.execute(query.where(TrialRow.sweep_id == sweep_id).order_by(TrialRow.id))
-            return [rows.trial_of(sweep, row, arm, text, samples[row.id]) for row, arm, text in found]
+            return [
+                rows.trial_of(sweep, row, arm, text, samples[row.id], twins[row.id])
+                for row, arm, text in found
+            ]
 
     def open_trial(self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint) -> int:
         """Record that a candidate passed its check and will be raced; return the trial's id.
@@ -147,15 +153,25 @@ class Repository:
         values = {"state": "racing", "failure_kind": None, "failure_detail": None}
         return self._put_trial(sweep_id, cell, candidate, footprint, values)
 
-    def add_samples(self, samples: Sequence[tuple[int, Sample]]) -> None:
-        """Keep the samples (trial id, sample) of one round, all or none.
+    def add_samples(
+        self,
+        samples: Sequence[tuple[int, Sample]],
+        twins: Sequence[tuple[int, Sample]] = (),
+        conditions: Conditions | None = None,
+    ) -> None:
+        """Keep the samples (trial id, sample) of one round, its twins' and its conditions, all or none.
 
         Raises:
             DatabaseError: a trial is unknown, or has a sample of that batch and round.
         """
         if samples:
             with self._write() as session:
-                session.execute(insert(SampleRow), [{"trial_id": t, **asdict(s)} for t, s in samples])
+                rounds.add_round(session, samples, twins, conditions)
+
+    def conditions(self, sweep_id: int) -> Sequence[Conditions]:
+        """Return the conditions of every round of a sweep, by token count, batch and round."""
+        with self._read() as session:
+            return rounds.conditions_of(session, sweep_id)
 
     def finish_trial(self, trial_id: int) -> None:
         """Record that a trial has all its samples: it is a measurement now.
@@ -356,15 +372,6 @@ def _intern(session: Session, model: type[Keyed], values: Mapping[str, Any]) -> 
             raise
         return found
     return row.id
-
-
-def _samples(session: Session, sweep_id: int) -> dict[int, list[Sample]]:
-    query = select(SampleRow.__table__).join(TrialRow, TrialRow.id == SampleRow.trial_id)
-    key = (SampleRow.trial_id, SampleRow.batch, SampleRow.round)
-    found: dict[int, list[Sample]] = defaultdict(list)
-    for row in session.execute(query.where(TrialRow.sweep_id == sweep_id).order_by(*key)):
-        found[row.trial_id].append(rows.sample_of(row))
-    return found
 
 
 def _band_values(table_id: int, table: DispatchTable) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
+from mhctune.autotuner.conditions import Conditions
 from mhctune.autotuner.records import (
     Cell,
     Failure,
@@ -22,13 +23,14 @@ from mhctune.autotuner.records import (
     Trial,
 )
 from mhctune.autotuner.store import SweepRecord, variants_of, variants_to_data
-from mhctune.db.models import GpuRow, SweepRow, ToolchainRow, TrialRow
+from mhctune.db.models import ConditionsRow, GpuRow, SweepRow, ToolchainRow, TrialRow
 from mhctune.kernels.dispatch import DispatchTable, Fingerprint, TableError
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
 _TOOLCHAIN = ("driver", "cuda", "compiler", "torch", "tilelang", "pass_config", "compile_flags", "protocol")
 _FOOTPRINT = tuple(field.name for field in fields(Footprint))
+_SAMPLE = tuple(field.name for field in fields(Sample))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +143,34 @@ def sweep_of(row: SweepRow) -> StoredSweep:
 
 def sample_of(row: Row[Any]) -> Sample:
     """Read a sample."""
-    return Sample(row.batch, row.round, row.position, row.launches, row.latency_us)
+    return Sample(**{name: getattr(row, name) for name in _SAMPLE})
 
 
-def trial_of(sweep: SweepRecord, row: TrialRow, arm: str, config: str, samples: Iterable[Sample]) -> Trial:
-    """Read a trial, given its candidate's columns and its samples."""
+def sample_values(trial_id: int, sample: Sample) -> dict[str, Any]:
+    """Return the columns of a sample, or of a twin's."""
+    return {"trial_id": trial_id, **asdict(sample)}
+
+
+def conditions_values(conditions: Conditions) -> dict[str, Any]:
+    """Return the columns of a round's conditions that say what they were."""
+    return {**asdict(conditions), "reasons": canonical(list(conditions.reasons))}
+
+
+def conditions_of(row: ConditionsRow) -> Conditions:
+    """Read the conditions of a round."""
+    reasons = tuple(json.loads(row.reasons))
+    return Conditions(row.source, row.sm_clock_mhz, row.temperature_c, reasons, row.other_processes)
+
+
+def trial_of(
+    sweep: SweepRecord,
+    row: TrialRow,
+    arm: str,
+    config: str,
+    samples: Iterable[Sample],
+    twins: Iterable[Sample] = (),
+) -> Trial:
+    """Read a trial, given its candidate's columns, its samples and its twins'."""
     taken = tuple(samples)
     return Trial(
         cell=Cell(sweep.seam, sweep.problem, row.num_tokens),
@@ -154,6 +179,7 @@ def trial_of(sweep: SweepRecord, row: TrialRow, arm: str, config: str, samples: 
         outcome=_outcome(row, taken),
         samples=taken,
         id=row.id,
+        twins=tuple(twins),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mhctune.autotuner.conditions import summary
 from mhctune.autotuner.report import SweepLine
 from mhctune.autotuner.words import counted
 from mhctune.db.repository import Repository
@@ -13,7 +14,13 @@ def sweep_lines(store: Repository) -> list[SweepLine]:
     for found in store.sweeps():
         counts = store.counts(found.id)
         line = SweepLine(
-            found.id, found.state, found.started_at, found.record, counts.measured, counts.failures
+            found.id,
+            found.state,
+            found.started_at,
+            found.record,
+            counts.measured,
+            counts.failures,
+            summary(store.conditions(found.id)),
         )
         lines.append(line)
     return lines

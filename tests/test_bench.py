@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from mhctune.autotuner.bench import HostBench
+from mhctune.autotuner.bench import HostBench, fewest_bytes
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.autotuner.timer import Slot
 from mhctune.kernels.arms import ARMS
@@ -110,6 +110,19 @@ def test_an_output_that_is_not_written_is_a_mismatch_that_names_it(compiler: Com
     assert found.kind is FailureKind.MISMATCH
     elements = {"residual_out": 3 * 4 * 256, "next_comb_mix": 48, "layer_input": 3 * 256}.get(output, 12)
     assert f"{output}: {elements} elements not written" in found.detail
+
+
+def test_the_fewest_bytes_are_every_input_and_every_output_once() -> None:
+    seam = PostPreDelayed()
+    for tokens in (1, 3, 64):
+        inputs = seam.inputs(PROBLEM, tokens, 7, "cpu")
+        outputs = ARMS["c"][0].plan(PROBLEM, CONFIG, tokens)
+        expected = sum(t.nbytes for t in inputs.values()) + total_bytes(outputs, Role.OUTPUT)
+        assert fewest_bytes(seam, PROBLEM, tokens) == expected
+
+
+def test_a_processor_has_no_floor(compiler: Compiler) -> None:
+    assert bench_of(compiler, *ARMS["c"]).floor_us() == 0.0
 
 
 def test_one_wrong_element_is_a_mismatch_with_error_and_bound(compiler: Compiler) -> None:

@@ -77,6 +77,9 @@ class FakeBench:
         self.entered.append((cell.num_tokens, seed))
         return 10
 
+    def floor_us(self) -> float:
+        return 0.0
+
     def forecast(self, candidate: Candidate) -> Footprint:
         return Footprint(10, 100, 0)
 

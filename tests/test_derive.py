@@ -6,12 +6,13 @@ import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mhctune.autotuner.bands import NoBands
-from mhctune.autotuner.derive import derive, incumbent_for, standings
+from mhctune.autotuner.derive import derive, incumbent_for
 from mhctune.autotuner.records import (
     Cell,
     Failure,
@@ -22,6 +23,7 @@ from mhctune.autotuner.records import (
     Sample,
     Trial,
 )
+from mhctune.autotuner.standings import standings, winner
 from mhctune.autotuner.stats import TooFewSamples, regret
 from mhctune.autotuner.store import SweepRecord, variants_of, variants_to_data
 from mhctune.kernels.dispatch import Choice, DispatchTable, Fingerprint
@@ -144,6 +146,48 @@ def test_too_few_rounds_for_a_limit_are_an_error_and_no_guess() -> None:
     short = [trial(1, F12, samples(10.0)[:4]), trial(1, F24, samples(11.0)[:4])]
     with pytest.raises(TooFewSamples):
         standings(short)
+
+
+def test_a_difference_below_the_noise_floor_is_none() -> None:
+    trials = grid({1: (10.0, 10.02, 10.2, 21.0)})
+    assert [s.tied for s in standings(trials, floor=0.01)] == [True, True, False, False]
+    assert [s.tied for s in standings(trials)] == [True, False, False, False]
+
+
+def test_the_noise_floor_leaves_memory_to_decide_between_bands(fingerprint: Fingerprint) -> None:
+    flat = grid({count: (10.0, 10.02, 15.0, 15.0) for count in COUNTS})
+    small = [replace(t, footprint=Footprint(10, 50, 0)) if t.candidate == F24 else t for t in flat]
+    assert str(derive(record(fingerprint), 3, small, 0.05).table.lookup(4).choice) == str(F12)
+    for place, t in enumerate(small):
+        if t.candidate == F12:
+            twins = tuple(replace(s, latency_us=s.latency_us * 1.01) for s in t.samples)
+            small[place] = replace(t, twins=twins)
+    derived = derive(record(fingerprint), 3, small, 0.05)
+    assert str(derived.table.lookup(4).choice) == str(F24)
+    assert derived.table.evidence["mean_regret"] == pytest.approx(0.002)  # as measured
+    assert derived.table.evidence["noise_floor"] == [0.01, 0.01, 3 * ROUNDS]
+
+
+def test_a_winner_among_the_tied_is_the_incumbent_then_kernels_then_memory_then_order() -> None:
+    rows = standings(grid({1: (10.0, 10.0, 10.0, 20.0)}))
+    equal = dict.fromkeys(ALL, 100)
+    variants = {of: VARIANTS[of] for of in ALL}
+    assert winner(rows, variants, equal, U12) == U12
+    assert winner(rows, variants, equal, U24) == F12  # an incumbent that is slower is none
+    assert winner(rows, variants, {**equal, F24: 50, U12: 10}) == F24  # unfused launches a kernel more
+    assert winner(rows, variants, equal) == F12
+    assert winner(rows, dict(reversed(variants.items())), equal) == F24
+
+
+def test_who_left_early_stands_with_the_limits_of_the_rounds_that_it_ran() -> None:
+    # The machine slowed down after the loser had left: by plain medians it would be the best.
+    pace = [1.0] * 6 + [2.0] * 7
+    stayed = [Sample(0, n, 0, 20, 10 * p) for n, p in enumerate(pace)]
+    left = [Sample(0, n, 0, 20, us) for n, us in enumerate([11.0, 12.0, 12.0, 12.0, 12.0, 13.0])]
+    found = standings([trial(1, F12, stayed), trial(1, F24, left)])
+    assert [s.candidate for s in found] == [F12, F24]
+    assert (found[1].regret.n, found[1].tied) == (6, False)
+    assert (found[1].regret.lower, found[1].regret.upper) == pytest.approx((0.1, 0.3))
 
 
 # Several batches: the champion is the bridge.

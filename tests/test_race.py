@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 from mhctune.autotuner.budget import VramBudget
+from mhctune.autotuner.conditions import NVML, Conditions, not_applicable
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.race import Race, Stopped
 from mhctune.autotuner.records import (
@@ -26,12 +27,17 @@ from mhctune.autotuner.records import (
     SweepState,
     Trial,
 )
+from mhctune.autotuner.standings import standings
+from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.twin import Twin
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
 CELL = Cell("post_pre_delayed", Problem(hidden_size=256), 8)
 ROUNDS = 5
+ALL_ROUNDS = Protocol(ROUNDS)
+LOOKS = Protocol(13, screening=6, confirmation=6)
 INPUT_BYTES, SET_BYTES = 1000, 100
 A, B, C, D, E, F, G = SEVEN = tuple(Candidate.of("fused", {"tile_n": n}) for n in range(7))
 MISMATCH = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
@@ -68,6 +74,7 @@ class FakeBench:
     resident: list[Candidate] = field(default_factory=list)
     most_resident: int = 0
     entered: int = 0
+    floor: float = 0.0
 
     def input_bytes(self, cell: Cell) -> int:
         return INPUT_BYTES
@@ -75,6 +82,9 @@ class FakeBench:
     def enter(self, cell: Cell, seed: int) -> int:
         self.entered += 1
         return INPUT_BYTES
+
+    def floor_us(self) -> float:
+        return self.floor
 
     def forecast(self, candidate: Candidate) -> Footprint:
         return Footprint(INPUT_BYTES, self.bytes_of.get(candidate, SET_BYTES), 0)
@@ -113,6 +123,7 @@ class ListStore:
 
     rows: dict[Candidate, Trial] = field(default_factory=dict)
     commits: list[list[tuple[Candidate, Sample]]] = field(default_factory=list)
+    conditions: list[Conditions | None] = field(default_factory=list)
 
     def begin(self, sweep: SweepRecord, *, new: bool = False) -> int:
         return 1
@@ -123,9 +134,18 @@ class ListStore:
     def open_trial(self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint) -> int:
         return self._put(cell, candidate, footprint, None)
 
-    def add_samples(self, samples: Sequence[tuple[int, Sample]]) -> None:
+    def add_samples(
+        self,
+        samples: Sequence[tuple[int, Sample]],
+        twins: Sequence[tuple[int, Sample]] = (),
+        conditions: Conditions | None = None,
+    ) -> None:
         candidates = {trial.id: candidate for candidate, trial in self.rows.items()}
         self.commits.append([(candidates[number], sample) for number, sample in samples])
+        self.conditions.append(conditions)
+        for number, sample in twins:
+            trial = self.rows[candidates[number]]
+            self.rows[candidates[number]] = replace(trial, twins=(*trial.twins, sample))
         for number, sample in samples:
             trial = self.rows[candidates[number]]
             assert (sample.batch, sample.round) not in {(s.batch, s.round) for s in trial.samples}
@@ -148,8 +168,8 @@ class ListStore:
     def _put(self, cell: Cell, candidate: Candidate, footprint: Footprint, outcome: Outcome | None) -> int:
         before = self.rows.get(candidate)
         number = before.id if before else len(self.rows) + 1
-        samples = before.samples if before else ()
-        self.rows[candidate] = Trial(cell, candidate, footprint, outcome, samples, number)
+        samples, twins = (before.samples, before.twins) if before else ((), ())
+        self.rows[candidate] = Trial(cell, candidate, footprint, outcome, samples, number, twins)
         return number
 
     def kinds(self) -> dict[Candidate, FailureKind | None]:
@@ -173,8 +193,12 @@ def race(
     budget: VramBudget = AMPLE,
     stop: Callable[[], bool] = never,
     candidates: Sequence[Candidate] = SEVEN,
+    protocol: Protocol = ALL_ROUNDS,
+    read: Callable[[], Conditions] = not_applicable,
+    max_regret: float = 0.05,
 ) -> ListStore:
-    Race(1, CELL, store, bench, budget, Protocol(ROUNDS), stop).run(candidates, store.trials(1))
+    run = Race(1, CELL, store, bench, budget, protocol, stop, max_regret=max_regret, read=read)
+    run.run(candidates, store.trials(1))
     return store
 
 
@@ -386,23 +410,31 @@ def stops_at(call: int) -> Callable[[], bool]:
     return lambda: next(calls) == call
 
 
+@pytest.mark.parametrize("rounds", ["all rounds", "looks, finalists and a twin"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_race_stopped_anywhere_and_run_again_equals_one_that_was_not(name: str) -> None:
-    make, budget = SCENARIOS[name]
+def test_a_race_stopped_anywhere_and_run_again_equals_one_that_was_not(name: str, rounds: str) -> None:
+    (make, budget), protocol = SCENARIOS[name], PROTOCOLS[rounds]
     asked = iter(range(10**6))
     uncut = make()
-    whole = race(uncut, ListStore(), budget, lambda: next(asked) < 0)
+    whole = race(uncut, ListStore(), budget, lambda: next(asked) < 0, protocol=protocol)
     points = next(asked)
     assert points >= 12
     for point in range(points):
         store, first, second = ListStore(), make(), make()
         with pytest.raises(Stopped):
-            race(first, store, budget, stops_at(point))
+            race(first, store, budget, stops_at(point), protocol=protocol)
         assert first.resident == []
-        race(second, store, budget)
-        assert {c: t.samples for c, t in store.rows.items()} == {c: t.samples for c, t in whole.rows.items()}
+        race(second, store, budget, protocol=protocol)
+        assert taken(store) == taken(whole)
         assert store.kinds() == whole.kinds()
         assert Counter(first.timed + second.timed) == Counter(uncut.timed)
+
+
+def taken(store: ListStore) -> dict[Candidate, tuple[tuple[Sample, ...], tuple[Sample, ...]]]:
+    return {c: (trial.samples, trial.twins) for c, trial in store.rows.items()}
+
+
+PROTOCOLS = {"all rounds": ALL_ROUNDS, "looks, finalists and a twin": LOOKS}
 
 
 def test_the_scenario_of_a_failing_champion_is_one() -> None:
@@ -451,3 +483,191 @@ def test_a_smaller_budget_on_resuming_is_kept_and_nothing_is_dropped() -> None:
     assert bench.most_resident == 2
     assert store.kinds() == dict.fromkeys(SEVEN)
     assert all(len(taken) >= ROUNDS for taken in store.rounds().values())
+
+
+# Losers leave, finalists are confirmed, the best is timed against itself.
+
+
+def steady(**times: float) -> dict[Candidate, float]:
+    return {c: times.get(name, 200.0) for name, c in zip("ABCDEFG", SEVEN, strict=True)}
+
+
+@dataclass
+class SteadyBench(FakeBench):
+    """Each candidate takes its own time, with a noise of 0.1 % that repeats; twins are slower by `twin`."""
+
+    times: dict[Candidate, float] = field(default_factory=dict)
+    twin: float = 1.0
+
+    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+        found = super().sample(candidate, batch, round, launches)
+        if isinstance(found, Failure) or (candidate, batch, round) in self.odd:
+            return found
+        noise = random.Random(f"{candidate} {batch} {round}").uniform(1.0, 1.001)
+        original = Candidate(candidate.arm, candidate.items)
+        return self.times[original] * noise * (self.twin if isinstance(candidate, Twin) else 1.0)
+
+
+def test_who_is_surely_slower_by_more_than_the_bound_leaves_at_the_first_look() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=103.0, C=107.0))
+    store = race(bench, ListStore(), protocol=LOOKS)
+    rounds = {c: len(trial.samples) for c, trial in store.rows.items()}
+    assert rounds == {A: 13 + 6, B: 13, **dict.fromkeys((C, D, E, F, G), 6)}
+    assert store.kinds() == dict.fromkeys(SEVEN)
+
+
+def test_a_wider_bound_keeps_in_the_race_who_may_be_let_into_a_band() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=103.0, C=107.0))
+    store = race(bench, ListStore(), protocol=LOOKS, max_regret=0.1)
+    assert {c: len(store.rows[c].samples) for c in (A, B, C, D)} == {A: 19, B: 13, C: 13, D: 6}
+
+
+def test_a_loser_frees_its_room_at_once() -> None:
+    resident: list[tuple[int, int]] = []
+
+    class Watched(SteadyBench):
+        def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+            if launches > 1:  # no priming
+                resident.append((round, len(self.resident)))
+            return super().sample(candidate, batch, round, launches)
+
+    race(Watched(times=steady(A=100.0, B=103.0)), ListStore(), protocol=LOOKS)
+    assert {n for round, n in resident if round < 6} == {7}
+    assert {n for round, n in resident if 6 <= round < 13} == {2}
+    assert {n for round, n in resident if round >= 13} == {2}  # A and its twin
+
+
+def test_finalists_and_the_twin_of_the_best_are_timed_together_in_further_rounds() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=100.0, C=103.0), twin=1.25)
+    store = race(bench, ListStore(), protocol=LOOKS)
+    assert {c: len(store.rows[c].samples) for c in (A, B, C)} == {A: 19, B: 19, C: 13}
+    twinned = [c for c, trial in store.rows.items() if trial.twins]
+    assert twinned in ([A], [B])
+    twins = store.rows[twinned[0]].twins
+    assert [s.round for s in twins] == list(range(13, 19))
+    order = [c for c, _, round in bench.timed if round in (13, 14)]
+    twin = Twin.to(twinned[0])
+    assert order == [twin, B, A, A, B, twin]
+    assert all(s.latency_us > 120 for s in twins)
+    assert all(s.latency_us < 110 for s in store.rows[twinned[0]].samples)
+
+
+def test_a_clear_best_is_timed_against_its_twin_too() -> None:
+    store = race(SteadyBench(times=steady(A=100.0)), ListStore(), protocol=LOOKS)
+    assert [len(store.rows[c].twins) for c in SEVEN] == [6, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_twin_that_finds_no_memory_leaves_the_rounds_as_they_are() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=100.0))
+    store = race(bench, ListStore(), room_for(2), candidates=(A, B), protocol=LOOKS)
+    assert [len(store.rows[c].samples) for c in (A, B)] == [19, 19]
+    assert not any(store.rows[c].twins for c in (A, B))
+
+
+class Fickle(SteadyBench):
+    """Its candidates fail their second check."""
+
+    def prepare(self, candidate: Candidate) -> Footprint | Failure:
+        return MISMATCH if isinstance(candidate, Twin) else super().prepare(candidate)
+
+
+def test_what_its_twin_fails_by_is_the_candidates_failure_and_the_others_go_on() -> None:
+    bench = Fickle(times=steady(A=100.0, B=100.0))
+    store = race(bench, ListStore(), candidates=(A, B), protocol=LOOKS)
+    failed = [c for c, kind in store.kinds().items() if kind is FailureKind.MISMATCH]
+    assert len(failed) == 1
+    (other,) = {A, B} - set(failed)
+    assert len(store.rows[other].samples) == 19
+
+
+def test_a_carried_champion_races_the_next_batch_and_may_lose_it() -> None:
+    bench = SteadyBench(times=steady(A=110.0, C=100.0))
+    store = race(bench, ListStore(), room_for(2), candidates=(A, B, C), protocol=LOOKS)
+    assert [(s.batch, s.round) for s in store.rows[A].samples if s.batch == 1] == [(1, n) for n in range(6)]
+    assert {c: {s.batch for s in t.samples} for c, t in store.rows.items()} == {A: {0, 1}, B: {0}, C: {1}}
+
+
+def test_a_resumed_race_with_a_wider_bound_takes_back_who_had_left() -> None:
+    times = steady(A=100.0, C=107.0)
+    store = ListStore()
+    first = SteadyBench(times=times)
+    with pytest.raises(Stopped):
+        race(first, store, AMPLE, lambda: len(first.timed) >= 7 * 6 + 2, protocol=LOOKS)
+    race(SteadyBench(times=times), store, protocol=LOOKS, max_regret=0.1)
+    assert [s.round for s in store.rows[C].samples] == [*range(6), *range(8, 13)]
+    assert len(store.rows[D].samples) == 6
+
+
+# Conditions.
+
+FINE = Conditions(NVML, 1980, 55, ("application_clocks",), 0)
+HOT = Conditions(NVML, 1200, 88, ("hw_thermal_slowdown",), 0)
+
+
+def reader(*heats: int) -> Callable[[], Conditions]:
+    """Conditions that are hot at the readings of these numbers."""
+    asked = iter(range(10**6))
+    return lambda: HOT if next(asked) in heats else FINE
+
+
+def test_what_the_device_was_like_is_kept_with_every_round() -> None:
+    store = race(FakeBench(), ListStore(), read=reader())
+    assert store.conditions == [FINE] * ROUNDS
+    assert {(s.sm_clock_mhz, s.throttled) for t in store.rows.values() for s in t.samples} == {(1980, False)}
+
+
+def test_a_cpu_has_no_conditions_and_says_so() -> None:
+    store = race(FakeBench(), ListStore())
+    assert {c.source for c in store.conditions if c} == {"not applicable"}
+    assert {(s.sm_clock_mhz, s.throttled) for t in store.rows.values() for s in t.samples} == {(None, False)}
+
+
+def test_a_throttled_round_is_kept_marked_and_another_takes_its_place() -> None:
+    # Reading 0 is before the first round; reading 3 ends round 2 and begins round 3.
+    store = race(FakeBench(), ListStore(), candidates=(A, B), read=reader(3))
+    marks = {s.round: s.throttled for s in store.rows[A].samples}
+    assert marks == {0: False, 1: False, 2: True, 3: True, 4: False, 5: False, 6: False}
+    outcome = store.rows[A].outcome
+    assert isinstance(outcome, Measurement)
+    sound = [s.latency_us for s in store.rows[A].samples if not s.throttled]
+    assert outcome.latency_us == sorted(sound)[len(sound) // 2]
+    during = [c for c in store.conditions if c and c.throttled]
+    assert [c.sm_clock_mhz for c in during] == [1200, 1980]
+
+
+def test_a_device_that_always_throttles_ends_the_race_with_marked_rounds() -> None:
+    protocol = Protocol(ROUNDS, repeats=3)
+    store = race(FakeBench(), ListStore(), candidates=(A, B), read=lambda: HOT, protocol=protocol)
+    assert [s.throttled for s in store.rows[A].samples] == [True] * (ROUNDS + 3)
+    with pytest.raises(TooFewSamples, match=r"0 rounds at 8 tokens \(8 throttled rounds left out\)"):
+        standings(store.trials(1))
+
+
+def test_a_resumed_race_knows_its_throttled_rounds() -> None:
+    whole = race(FakeBench(), ListStore(), candidates=(A, B), read=reader(3))
+    store, bench = ListStore(), FakeBench()
+    with pytest.raises(Stopped):
+        race(bench, store, AMPLE, lambda: len(bench.timed) >= 8, (A, B), read=reader(3))
+    race(FakeBench(), store, candidates=(A, B), read=reader())
+    assert taken(store) == taken(whole)
+
+
+# The floor.
+
+
+def test_faster_than_a_copy_of_the_same_bytes_is_implausible() -> None:
+    floor = 150.0  # 0.8 of it is 120 us
+    bench = SteadyBench(times=steady(A=100.0, B=121.0), floor=floor)
+    store = race(bench, ListStore(), candidates=(A, B))
+    outcome = store.rows[A].outcome
+    assert isinstance(outcome, Failure)
+    assert outcome.kind is FailureKind.IMPLAUSIBLE
+    assert "below 0.8 of the 150.00 us that a copy of the cell's fewest bytes takes" in outcome.detail
+    assert store.kinds()[B] is None
+
+
+def test_one_sample_faster_than_a_copy_is_taken_again() -> None:
+    bench = FakeBench(odd={(B, 0, 1): [20.0]}, floor=100.0)
+    store = race(bench, ListStore())
+    assert store.kinds() == dict.fromkeys(SEVEN)
+    assert Counter(bench.timed)[B, 0, 1] == 2

@@ -48,7 +48,9 @@ def test_a_recording_holds_every_trial_failures_included(
     cell = Cell(sweep.seam, sweep.problem, 8)
     good, bad = (Candidate.of("fused", {"tile_n": 24, "n_splits": n}) for n in (1, 4))
     trial = repository.open_trial(sweep_id, cell, good, Footprint(10, 20, 30, 40, 50))
-    repository.add_samples([(trial, Sample(0, round, 0, 40, 3.125 + round)) for round in range(5)])
+    taken = [Sample(0, round, 0, 40, 3.125 + round, throttled=round == 3) for round in range(5)]
+    twins = [Sample(0, 4, 1, 40, 7.25)]
+    repository.add_samples([(trial, s) for s in taken], [(trial, s) for s in twins])
     repository.finish_trial(trial)
     failure = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
     repository.fail_trial(sweep_id, cell, bad, Footprint(10, 20, 30), failure)
@@ -63,9 +65,11 @@ def test_a_recording_holds_every_trial_failures_included(
     assert [t.candidate for t in trials] == [good, bad]
     outcome = trials[0].outcome
     assert isinstance(outcome, Measurement)
-    assert [(s.round, s.launches, s.latency_us) for s in outcome.samples] == [
-        (round, 40, 3.125 + round) for round in range(5)
+    assert [(s.round, s.launches, s.latency_us, s.throttled) for s in outcome.samples] == [
+        (round, 40, 3.125 + round, round == 3) for round in range(5)
     ]
+    assert [(s.round, s.latency_us) for s in trials[0].twins] == [(4, 7.25)]
+    assert trials[1].twins == ()
     assert trials[1].outcome == failure
     assert [t.footprint for t in trials] == [Footprint(10, 20, 30, 40, 50), Footprint(10, 20, 30)]
 

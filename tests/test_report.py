@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -93,11 +94,44 @@ def test_a_band_of_one_count_is_one_number(record: SweepRecord) -> None:
 
 
 def test_the_notes_of_the_bands_name_default_cost_device_and_table(derived: Derived) -> None:
-    default, cost, limit, origin = report.bands_sheet(derived.table).notes
+    default, cost, limit, floor, origin = report.bands_sheet(derived.table).notes
     assert default == f"above 16: {UNFUSED} (default, not measured)"
     assert cost == "2 bands, 4 compiled kernels; mean regret 0.0 %, worst limit 0.0 % (bound 5.0 %)"
     assert limit == "limit: upper 95 % limit of the regret from 9 rounds, each token count on its own"
+    assert floor == "noise floor: unknown, no candidate was timed against itself in enough rounds"
     assert origin == f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}"
+
+
+def with_twins(ratio: float) -> list[Trial]:
+    """The same trials; at every token count the first candidate's twin is slower by a ratio."""
+    found = trials()
+    for place in range(0, len(found), 3):
+        twins = tuple(replace(s, latency_us=s.latency_us * ratio) for s in found[place].samples)
+        found[place] = replace(found[place], twins=twins)
+    return found
+
+
+def test_bands_and_explanations_say_the_noise_floor_and_a_smaller_difference_is_none(
+    record: SweepRecord,
+) -> None:
+    measured = with_twins(1.0078125)
+    derived = derive(record, 7, measured, 0.05)
+    floor = "noise floor: 0.78%; the best against their twins +0.78% to +0.78%, from 27 rounds"
+    assert report.bands_sheet(derived.table).notes[3] == floor
+    why = report.explain(derived, measured, 4)  # 20.0 us and 20.1 us
+    notes = why.sheet(limit=2).notes
+    assert notes[1].endswith(
+        "2 tied with the best: their lower 95 % limit is not above 0, or their regret not above the noise "
+        "floor, 0.78%"
+    )
+    assert notes[2] == floor
+    assert why.to_dict(2)["noise_floor"] == {"lower": 0.0078125, "upper": 0.0078125, "n": 27}
+
+
+def test_bands_under_a_wider_bound_than_the_races_say_that_losers_left_early(record: SweepRecord) -> None:
+    wider, same = (report.bands_sheet(derive(record, 7, trials(), b).table).notes for b in (0.25, 0.05))
+    assert wider[4].startswith("raced under a bound of 5.0 %: who was slower by more left early")
+    assert len(wider) == len(same) + 1
 
 
 def test_a_table_without_evidence_is_shown_too(make_table: Callable[..., DispatchTable]) -> None:
@@ -146,6 +180,8 @@ def test_an_explanation_shows_candidates_bytes_and_failures(derived: Derived) ->
     assert sheet.notes == (
         "served: the best here",
         "2 candidates measured at 4 tokens, 1 tied with the best: their lower 95 % limit is not above 0",
+        "noise floor: unknown, no candidate was timed against itself in enough rounds",
+        f"winner of this token count by itself, by the rule for ties: {FUSED}",
         "bytes there: inputs 1,000, outputs 200, scratch 30, graph 0",
         f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}",
         f"failed: {FAILED}: mismatch: layer_input: 3 elements not written",
@@ -192,6 +228,12 @@ def test_sweeps_show_how_far_they_have_come(record: SweepRecord) -> None:
     assert sheet.rows == ((3, "interrupted", "post_pre_delayed", 5120, "7/12", "2026-11-29 13:05"),)
     assert sheet.notes == ("sweep 3: NVIDIA H200; 4 trials measured, 3 failed (mismatch 2, compile 1)",)
     assert width(sheet) <= 80
+
+
+def test_sweeps_show_what_their_rounds_were_like(record: SweepRecord) -> None:
+    started = datetime(2026, 11, 29, 13, 5, tzinfo=UTC)
+    line = report.SweepLine(3, SweepState.COMPLETE, started, record, 4, {}, "90 rounds, 2 throttled")
+    assert report.sweeps_sheet([line], "mhctune.db").notes[1] == "sweep 3: 90 rounds, 2 throttled"
 
 
 def test_no_sweep_yet_says_what_to_run() -> None:

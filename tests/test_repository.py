@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
+from mhctune.autotuner.conditions import Conditions
 from mhctune.autotuner.records import (
     Cell,
     Failure,
@@ -127,6 +128,37 @@ def test_a_measurement_comes_back_with_every_sample(repository: Repository, make
     assert (trial.id, trial.cell, trial.candidate, trial.footprint) == (trial_id, CELL, FUSED, BYTES)
     assert trial.outcome == Measurement(tuple(samples()))
     assert trial.samples == tuple(samples())
+
+
+def test_a_round_comes_back_with_its_twins_and_conditions(
+    repository: Repository, make_sweep: MakeSweep
+) -> None:
+    sweep_id = repository.begin(make_sweep())
+    trial_id, other = (repository.open_trial(sweep_id, CELL, c, BYTES) for c in (FUSED, UNFUSED))
+    cool = Conditions("nvml", 1980, 61, ("gpu_idle",), 0)
+    hot = Conditions("nvml", 1410, None, ("gpu_idle", "hw_slowdown"), 2)
+    for round, conditions in enumerate((cool, hot)):
+        clock, throttled = conditions.sm_clock_mhz, conditions.throttled
+        mine, others, twin = (Sample(1, round, n, 20, 3.0 + n, clock, throttled) for n in range(3))
+        repository.add_samples([(trial_id, mine), (other, others)], [(trial_id, twin)], conditions)
+    first, second = repository.trials(sweep_id)
+    assert [(s.latency_us, s.sm_clock_mhz, s.throttled) for s in first.samples] == [
+        (3.0, 1980, False), (3.0, 1410, True),
+    ]  # fmt: skip
+    assert [(s.round, s.latency_us, s.throttled) for s in first.twins] == [(0, 5.0, False), (1, 5.0, True)]
+    assert second.twins == ()
+    assert repository.conditions(sweep_id) == [cool, hot]
+    assert repository.conditions(sweep_id + 1) == []
+
+
+def test_a_round_is_kept_with_its_twins_or_not_at_all(repository: Repository, make_sweep: MakeSweep) -> None:
+    sweep_id = repository.begin(make_sweep())
+    trial_id = repository.open_trial(sweep_id, CELL, FUSED, BYTES)
+    (sample,) = samples(rounds=1)
+    with pytest.raises(DatabaseError, match="FOREIGN KEY"):
+        repository.add_samples([(trial_id, sample)], [(trial_id + 9, sample)], Conditions("nvml"))
+    (trial,) = repository.trials(sweep_id)
+    assert (trial.samples, trial.twins, repository.conditions(sweep_id)) == ((), (), [])
 
 
 def test_a_trial_that_is_raced_has_samples_and_no_outcome(

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -15,15 +16,29 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_mock_engine
 from sqlalchemy.schema import CreateTable
 
+from mhctune.autotuner.records import Cell, Footprint, Measurement, Sample
 from mhctune.db import engine, schema
 from mhctune.db.engine import DatabaseError
 from mhctune.db.models import VERSION_TABLE, Base
+from mhctune.db.repository import Repository
 from mhctune.db.schema import open_database
+from mhctune.kernels.seam import Problem
+from mhctune.kernels.space import Candidate
 
 
 def tables_of(path: Path) -> set[str]:
     with closing(sqlite3.connect(path)) as connection:
         return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def take_back(path: Path, revision: str) -> None:
+    """Downgrade a database, which is created where there is none."""
+    opened = open_database(path)
+    with opened.begin() as connection:
+        settings = schema.config()
+        settings.attributes["connection"] = connection
+        command.downgrade(settings, revision)
+    opened.dispose()
 
 
 def set_revision(path: Path, revision: str) -> None:
@@ -86,13 +101,31 @@ def test_postgresql_accepts_the_types_of_the_models() -> None:
 
 
 def test_the_first_schema_can_be_taken_back(database: Path) -> None:
-    engine = open_database(database)
-    with engine.begin() as connection:
-        settings = schema.config()
-        settings.attributes["connection"] = connection
-        command.downgrade(settings, "base")
-    engine.dispose()
+    take_back(database, "base")
     assert tables_of(database) == {VERSION_TABLE}
+
+
+def test_a_sweep_of_the_first_schema_is_read_after_the_upgrade(database: Path, make_sweep: Any) -> None:
+    """Samples of the first schema: none is throttled, nothing is known of twins and conditions."""
+    cell, candidate = Cell("post_pre_delayed", Problem(hidden_size=5120), 8), Candidate.of("fused", {"n": 1})
+    taken = [Sample(0, round, 0, 20, 3.0 + round) for round in range(5)]
+    with Repository.open(database) as store:
+        sweep_id = store.begin(make_sweep())
+        trial_id = store.open_trial(sweep_id, cell, candidate, Footprint(1, 2, 3))
+        store.add_samples([(trial_id, sample) for sample in taken])
+        store.finish_trial(trial_id)
+    take_back(database, "0001")
+    assert schema.current(database) == "0001"
+    assert not {"twins", "conditions"} & tables_of(database)
+    with closing(sqlite3.connect(database)) as direct:
+        columns = [row[1] for row in direct.execute("PRAGMA table_info(samples)")]
+    assert "throttled" not in columns
+
+    schema.upgrade(database)
+    with Repository.open(database, readonly=True) as store:
+        (trial,) = store.trials(sweep_id)
+        assert trial.outcome == Measurement(tuple(taken))
+        assert (trial.twins, store.conditions(sweep_id)) == ((), [])
 
 
 def test_upgrade_creates_a_missing_database(database: Path) -> None:
@@ -110,11 +143,13 @@ def test_upgrade_of_a_current_database_changes_nothing(database: Path) -> None:
 def test_an_older_schema_is_not_upgraded_silently(database: Path, next_revision: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", Path(schema.__file__).parent / "migrations")
-        schema.upgrade(database)
+        shipped = schema.upgrade(database)
     for readonly in (True, False):
-        with pytest.raises(DatabaseError, match=r"schema 0001, older than .*9999.*run `mhctune db upgrade`"):
+        with pytest.raises(
+            DatabaseError, match=rf"schema {shipped}, older than .*9999.*run `mhctune db upgrade`"
+        ):
             open_database(database, readonly=readonly)
-    assert schema.current(database) == "0001"
+    assert schema.current(database) == shipped
     assert schema.upgrade(database) == "9999"
     assert "later" in tables_of(database)
     open_database(database).dispose()
@@ -134,11 +169,11 @@ def test_a_newer_schema_is_refused(database: Path, readonly: bool) -> None:
 def test_a_failed_upgrade_leaves_the_database_as_it_was(database: Path, next_revision: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", Path(schema.__file__).parent / "migrations")
-        schema.upgrade(database)
+        shipped = schema.upgrade(database)
     next_revision.write_text(next_revision.read_text() + "    op.execute('SELECT * FROM nowhere')\n")
     with pytest.raises(DatabaseError, match="no such table: nowhere"):
         schema.upgrade(database)
-    assert schema.current(database) == "0001"
+    assert schema.current(database) == shipped
     assert "later" not in tables_of(database)
 
 

@@ -6,12 +6,23 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from scipy.stats import quantile_test
 
-from mhctune.autotuner.records import Sample
-from mhctune.autotuner.stats import TooFewSamples, paired_ratios, pairs_needed, regret
+from mhctune.autotuner.records import Cell, Footprint, Sample, Trial
+from mhctune.autotuner.stats import (
+    NoiseFloor,
+    TooFewSamples,
+    noise_floor,
+    paired_ratios,
+    pairs_needed,
+    regret,
+    steady,
+)
+from mhctune.kernels.seam import Problem
+from mhctune.kernels.space import Candidate
 
 
 def rounds(latencies: Sequence[float], batch: int = 0, first: int = 0) -> list[Sample]:
@@ -107,3 +118,84 @@ def test_the_upper_limit_holds_as_often_as_it_says() -> None:
         ratios = [1.05 * math.exp(rng.gauss(0, 0.2)) for _ in range(9)]
         held += regret(rounds(ratios), rounds([1.0] * 9)).upper >= 0.05
     assert held >= 960  # 9 pairs: the eighth smallest, 98.0 % exactly
+
+
+def test_a_throttled_sample_has_no_pair() -> None:
+    mine = rounds([2.0, 3.0, 4.0])
+    assert paired_ratios([mine[0], replace(mine[1], throttled=True), mine[2]], rounds([1.0] * 3)) == (
+        2.0,
+        4.0,
+    )
+    with pytest.raises(TooFewSamples, match="4 paired rounds"):
+        regret(rounds([1.1] * 5), [*rounds([1.0] * 4), replace(rounds([1.0], first=4)[0], throttled=True)])
+
+
+# Without drift.
+
+A, B, C = (Candidate.of("fused", {"tile_n": n}) for n in range(3))
+
+
+def test_a_median_without_drift_is_that_of_a_machine_that_keeps_its_pace() -> None:
+    drift = [1.0, 2.0, 4.0, 1.0, 0.5, 1.0, 1.0]
+    found = steady({A: rounds([3 * d for d in drift]), B: rounds([5 * d for d in drift])})
+    assert found == {A: 3.0, B: 5.0}
+
+
+def test_who_left_while_the_machine_was_fast_is_not_fast_for_that() -> None:
+    pace = [1.0] * 6 + [2.0] * 7
+    stayed, left = rounds([10 * p for p in pace]), rounds([12.0] * 6)
+    assert statistics.median(s.latency_us for s in left) < statistics.median(s.latency_us for s in stayed)
+    found = steady({A: stayed, B: left})
+    assert found[B] / found[A] == pytest.approx(1.2)
+
+
+def test_a_round_that_hit_one_candidate_alone_is_no_drift() -> None:
+    hit = [10.0, 10.0, 90.0, 10.0, 10.0]
+    assert steady({A: rounds(hit), B: rounds([11.0] * 5), C: rounds([12.0] * 5)}) == {
+        A: 10.0,
+        B: 11.0,
+        C: 12.0,
+    }
+
+
+def test_throttled_samples_have_no_part_in_it() -> None:
+    hot = [replace(s, throttled=True) for s in rounds([50.0] * 5)]
+    assert steady({A: [*rounds([10.0] * 5, batch=1), *hot], B: hot}) == {A: 10.0}
+
+
+# The noise floor.
+
+
+def trial(own: Sequence[Sample], twins: Sequence[Sample]) -> Trial:
+    cell = Cell("post_pre_delayed", Problem(hidden_size=256), 8)
+    return Trial(cell, A, Footprint(1, 1, 1), None, tuple(own), 1, tuple(twins))
+
+
+def test_the_noise_floor_is_what_a_candidate_differs_by_from_its_twin() -> None:
+    found = noise_floor([trial(rounds([1.0] * 9), rounds([1.0, 1.25, 1.5, 1.25, 1.25], first=4))])
+    assert found == NoiseFloor(0.0, 0.5, 5)
+    assert found.width == 0.5
+
+
+def test_a_twin_that_is_faster_is_as_much_noise_as_one_that_is_slower() -> None:
+    assert NoiseFloor(-0.02, 0.01, 9).width == NoiseFloor(-0.01, 0.02, 9).width == 0.02
+
+
+def test_the_pairs_of_all_cells_narrow_the_floor() -> None:
+    cell = trial(rounds([1.0] * 9), rounds([1 + place / 64 for place in range(-4, 5)]))
+    assert noise_floor([cell]) == NoiseFloor(-3 / 64, 3 / 64, 9)
+    assert noise_floor([cell] * 3) == NoiseFloor(-2 / 64, 2 / 64, 27)
+    assert noise_floor([cell] * 30) == NoiseFloor(0.0, 0.0, 270)
+
+
+def test_twins_of_several_batches_are_pooled_and_each_is_compared_with_its_own() -> None:
+    carried = [*rounds([2.0] * 3), *rounds([7.0] * 3, batch=1)]
+    first = trial(carried, rounds([2.5] * 3))
+    second = trial(rounds([4.0] * 3, batch=1), rounds([5.0] * 3, batch=1))
+    assert noise_floor([first, second]) == NoiseFloor(0.25, 0.25, 6)
+
+
+def test_too_few_twins_give_no_floor() -> None:
+    assert noise_floor([trial(rounds([1.0] * 9), rounds([1.1] * 4))]) is None
+    assert noise_floor([trial(rounds([1.0] * 9), ())]) is None
+    assert noise_floor([]) is None

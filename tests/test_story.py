@@ -59,6 +59,9 @@ class FakeBench:
     def enter(self, cell: Cell, seed: int) -> int:
         return 0
 
+    def floor_us(self) -> float:
+        return 0.0
+
     def forecast(self, candidate: Candidate) -> Footprint:
         return Footprint(0, PRIMED, 0)
 

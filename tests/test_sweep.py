@@ -74,6 +74,9 @@ class FakeBench:
         self.tokens = cell.num_tokens
         return 10
 
+    def floor_us(self) -> float:
+        return 0.0
+
     def forecast(self, candidate: Candidate) -> Footprint:
         return Footprint(10, self.big.get((self.tokens, candidate), 100), 0)
 

@@ -34,6 +34,9 @@ class HostileBench:
     def enter(self, cell: Cell, seed: int) -> int:
         return 1000
 
+    def floor_us(self) -> float:
+        return 0.0
+
     def forecast(self, candidate: Candidate) -> Footprint:
         return Footprint(1000, 100, 0)
 

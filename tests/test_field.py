@@ -1,0 +1,106 @@
+"""Who races on follows from the samples of a batch, and from nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from mhctune.autotuner.field import Field, boundaries, counted, field_after
+from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.records import Sample
+from mhctune.kernels.space import Candidate
+
+A, B, C = (Candidate.of("fused", {"tile_n": n}) for n in range(3))
+PROTOCOL = Protocol(13, screening=6, confirmation=5)
+
+
+def rounds(latencies: Sequence[float], throttled: Sequence[int] = ()) -> list[Sample]:
+    return [Sample(0, n, 0, 20, us, throttled=n in throttled) for n, us in enumerate(latencies)]
+
+
+def batch(count: int, **times: float) -> dict[Candidate, list[Sample]]:
+    return {c: rounds([times[name]] * count) for name, c in zip("ABC", (A, B, C), strict=True)}
+
+
+def test_everybody_races_until_the_first_look() -> None:
+    for count in range(6):
+        assert field_after(batch(count, A=1.0, B=2.0, C=3.0), PROTOCOL, 0.05) == Field((A, B, C))
+
+
+def test_the_looks_and_the_ends_of_a_race_are_known_beforehand() -> None:
+    assert PROTOCOL.looks == (6, 12)
+    assert boundaries(PROTOCOL) == (6, 12, 13, 18)
+    assert Protocol(6, screening=6).looks == ()  # the end of the rounds is no look before the end
+
+
+def test_who_is_slower_by_more_than_the_bound_leaves_and_who_is_within_it_stays() -> None:
+    found = field_after(batch(6, A=1.0, B=1.04, C=1.06), PROTOCOL, 0.05)
+    assert (found.racing, found.done) == ((A, B), {C})
+
+
+def test_whom_the_rounds_do_not_tell_apart_is_confirmed_beside_the_twin_of_the_best() -> None:
+    close = {A: rounds([1.0, 1.02] * 7), B: rounds([1.01] * 14), C: rounds([1.03] * 14)}
+    found = field_after({c: taken[:13] for c, taken in close.items()}, PROTOCOL, 0.05)
+    assert found == Field((A, B), frozenset({C}), A)
+    assert field_after(batch(18, A=1.0, B=1.0, C=1.03), PROTOCOL, 0.05) == Field((), frozenset({A, B, C}))
+
+
+def test_without_a_confirmation_the_batch_ends_after_its_samples() -> None:
+    over = field_after(batch(13, A=1.0, B=1.0, C=1.03), replace(PROTOCOL, confirmation=0), 0.05)
+    assert over == Field((), frozenset({A, B, C}))
+
+
+def test_one_slow_round_does_not_send_anybody_away() -> None:
+    slow = {A: rounds([1.0] * 6), B: rounds([1.5, 1.0, 1.5, 1.5, 1.5, 1.5]), C: rounds([1.5] * 6)}
+    assert field_after(slow, PROTOCOL, 0.05).racing == (A, B)
+
+
+def test_a_drift_of_the_machine_sends_nobody_away() -> None:
+    drift = [1.0, 1.2, 1.5, 2.0, 2.5, 3.0]
+    found = field_after({A: rounds(drift), B: rounds([1.04 * d for d in drift])}, PROTOCOL, 0.05)
+    assert found.racing == (A, B)
+
+
+def test_throttled_rounds_count_only_beyond_the_repeats_and_are_never_judged() -> None:
+    assert counted({0: False, 1: True, 2: True, 3: True, 4: False}, repeats=2) == [0, 3, 4]
+    assert counted({}, repeats=2) == []
+    hot = {A: rounds([1.0] * 6, throttled=[2]), B: rounds([2.0] * 6, throttled=[2])}
+    assert field_after(hot, PROTOCOL, 0.05).racing == (A, B)  # five sound rounds are no look yet
+    hot = {A: rounds([1.0] * 7, throttled=[2]), B: rounds([2.0] * 7, throttled=[2])}
+    assert field_after(hot, PROTOCOL, 0.05).racing == (A,)
+    always = {A: rounds([1.0] * 6, range(6)), B: rounds([2.0] * 6, range(6))}
+    assert field_after(always, replace(PROTOCOL, repeats=0), 0.05).racing == (A, B)
+
+
+def test_who_failed_is_compared_with_as_long_as_it_raced() -> None:
+    """So that a resumed race, which knows of the failure, decides as the first run that did not yet."""
+    failed_later = {A: rounds([1.0] * 7), B: rounds([1.2] * 9), C: rounds([1.0] * 9)}
+    assert field_after(failed_later, PROTOCOL, 0.05).racing == (A, C)
+    failed_before = {A: rounds([1.0] * 4), B: rounds([1.2] * 9), C: rounds([1.19] * 9)}
+    assert field_after(failed_before, PROTOCOL, 0.05).racing == (B, C)
+
+
+def test_the_field_after_each_round_agrees_with_that_after_all_of_them() -> None:
+    rng = random.Random(5)
+    times = {c: [1 + n / 50 + rng.uniform(0, 0.1) for _ in range(18)] for n, c in enumerate((A, B, C))}
+    left: frozenset[Candidate] = frozenset()
+    for count in range(19):
+        found = field_after({c: rounds(us[:count]) for c, us in times.items()}, PROTOCOL, 0.02)
+        assert found.done >= left
+        left = found.done
+    assert left == {A, B, C}
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_candidate_exactly_at_the_bound_leaves_as_seldom_as_the_level_says(looks: int) -> None:
+    """Exactly: each ratio lies above the bound with a chance of one half; every pattern is tried."""
+    protocol = Protocol(6 * looks + 1, screening=6)
+    count, left = 6 * looks, 0
+    for pattern in itertools.product((1.0, 1.1), repeat=count):
+        samples: Mapping[Candidate, Sequence[Sample]] = {A: rounds([1.0] * count), B: rounds(pattern)}
+        left += B in field_after(samples, protocol, 0.05).done
+    assert 0 < left / 2**count <= 0.05

@@ -1,0 +1,76 @@
+"""The simulated races: the same seed gives the same tally, and what is known of the noise comes out."""
+
+from __future__ import annotations
+
+import random
+import runpy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhctune.autotuner.records import Measurement, Trial
+from mhctune.kernels.space import Candidate
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def races() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "benchmarks" / "races.py"))
+
+
+@pytest.fixture(scope="module")
+def recorded(races: dict[str, Any]) -> tuple[str, Any, Sequence[Trial]]:
+    (found,) = races["sweeps"](["h200_decode_hidden5120"])
+    return found  # type: ignore[no-any-return]
+
+
+def test_without_noise_the_best_always_wins_and_the_slower_leave_or_are_told_apart(
+    races: dict[str, Any],
+) -> None:
+    silence = races["Noise"]([1.0] * 9, [[1.0] * 9])
+    tally = races["simulate"]([silence], 0.02, 9, 5, 1)
+    assert (tally.slower_best, tally.told_wrongly, tally.lost, tally.fresh, tally.kept) == (0, 0, 0, 0, 0)
+    assert tally.spent == 5 * (8 * 9 + 2 * 9)  # all eight to the end; the best and its twin are confirmed
+    tally = races["simulate"]([silence], 0.10, 9, 5, 1)
+    assert tally.spent == 5 * (8 * 6 + 3 + 2 * 9)  # seven leave at the look
+
+
+def test_the_same_seed_gives_the_same_tally(races: dict[str, Any], recorded: Any) -> None:
+    noises = [noise for rows in races["cells"](recorded[2]).values() if (noise := races["Noise"].of(rows))]
+    assert len(noises) >= 5
+    first, again = (races["simulate"](noises, 0.01, 15, 5, 7) for _ in range(2))
+    assert first == again
+    assert first.spent >= 5 * (8 * 15 + 2 * 15)
+
+
+def test_a_clear_best_keeps_its_place_on_every_draw_and_near_ones_do_not(races: dict[str, Any]) -> None:
+    a, b = (Candidate.of("fused", {"n": n}) for n in range(2))
+    clear = {a: [10.0, 10.1, 10.2, 10.1, 10.0], b: [11.0, 11.1, 11.2, 11.1, 11.0]}
+    assert races["minds"](clear, 50, random.Random(1)) == (50, 0, 0)
+    near = {a: [10.0, 10.3, 10.1, 10.4, 10.0, 10.3], b: [10.2, 10.0, 10.3, 10.1, 10.3, 10.1]}
+    draws, changed, by_rule = races["minds"](near, 50, random.Random(1))
+    assert draws == 50
+    assert changed > 5
+    assert by_rule < changed
+
+
+def test_sweeps_of_one_kind_are_compared_cell_by_cell(races: dict[str, Any], recorded: Any) -> None:
+    name, sweep, trials = recorded
+    assert list(races["across"]([recorded])) == []
+    (same,) = races["across"]([recorded, recorded])
+    assert same.endswith("differs in 0 of 10 cells, the choice by the rule for ties in 0")
+
+    def slower(trial: Trial) -> Trial:
+        """At one token the best of the first sweep is three times as slow."""
+        taken = tuple(replace(s, latency_us=3 * s.latency_us) for s in trial.samples)
+        return replace(trial, samples=taken, outcome=Measurement(taken))
+
+    here = [t for t in trials if t.cell.num_tokens == 1 and isinstance(t.outcome, Measurement)]
+    best = min(here, key=lambda t: t.outcome.latency_us)  # type: ignore[union-attr]
+    other = (f"{name} again", sweep, [slower(t) if t is best else t for t in trials])
+    (differs,) = races["across"]([recorded, other])
+    assert differs.endswith("differs in 1 of 10 cells, the choice by the rule for ties in 1")
