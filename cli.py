@@ -85,6 +85,7 @@ Regret = Annotated[float | None, Option(
     "--max-regret", min=0.0, max=1.0, help="What a band may lose: 0.05 is 5 % (default: the sweep's).")]
 Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what is free (cpu: of the host).")]
 L2State = Annotated[Literal["warm", "cold"] | None, Option("--l2", help="L2 when timed.")]
+Seed = Annotated[int | None, Option("--seed", min=0, max=2**31, help="Of the inputs and the race's order.")]
 New = Annotated[bool, Option("--new", help="Start over instead of resuming.")]
 Save = Annotated[bool, Option("--save", help="Keep the table: lookups and exports use it.")]
 Db = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database file or postgresql:// URL.")]
@@ -218,12 +219,12 @@ def stop_on_signals() -> Iterator[Callable[[], int]]:
 def sweep(
     gpu: Gpu = "auto", sweep: SweepName = None, model: ModelName = None, seam: SeamName = None,
     tokens: Tokens = None, max_regret: Regret = None, samples: Samples = None, l2: L2State = None,
-    vram_budget: Budget = "60%", db: Db = DB, new: New = False, as_json: Json = False,
+    seed: Seed = None, vram_budget: Budget = "60%", db: Db = DB, new: New = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure every candidate of every cell, then derive the bands; stopped, the same command resumes it."""
     device = detect()
     plan = plan_sweep(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
-                      max_regret=max_regret, samples=samples, l2=l2)  # fmt: skip
+                      max_regret=max_regret, samples=samples, l2=l2, seed=seed)  # fmt: skip
     budget = VramBudget.parse(vram_budget, device.free_bytes)
     with open_bench(plan.seam.name, plan.target, plan.protocol.l2) as bench:
         require_room(plan, bench, budget)
@@ -231,10 +232,13 @@ def sweep(
             with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
                 bar, stop = Bar(progress), lambda: bool(came())
                 result = Sweep(plan, store, bench, budget, bench.compile_all, stop, bar, read).run(new=new)
-            finish(store, plan, result, came(), as_json)
+            finish(store, plan, result, came(), as_json, bench.seconds)
 
 
-def finish(store: Repository, plan: SweepPlan, result: SweepResult, came: int, as_json: bool) -> None:
+def finish(
+    store: Repository, plan: SweepPlan, result: SweepResult, came: int, as_json: bool,
+    seconds: dict[str, float],
+) -> None:  # fmt: skip
     """Derive and keep the bands of a sweep that ended, print them, and leave with the right code."""
     where = store.place.location
     if result.state is SweepState.INTERRUPTED:
@@ -249,12 +253,13 @@ def finish(store: Repository, plan: SweepPlan, result: SweepResult, came: int, a
         raise
     note(keep(store, derived.table))
     if as_json:
-        print_json({"sweep": result.sweep_id, "state": result.state.value, "db": where,
+        print_json({"sweep": result.sweep_id, "state": result.state.value, "db": where, "seconds": seconds,
                     "missing": result.missing, "table": derived.table.to_dict()})  # fmt: skip
     else:
         show_bands(derived)
         counts = store.counts(result.sweep_id)
-        say(f"{report.outcomes(counts.measured, counts.failures)}\ndatabase: {where}")
+        say(report.outcomes(counts.measured, counts.failures))
+        say(f"{report.phases(seconds)}\ndatabase: {where}")
     if result.state is SweepState.INCOMPLETE:
         fail(f"the sweep is incomplete, run it again; no band covers {'; '.join(result.missing)}", INCOMPLETE)
 

@@ -141,6 +141,7 @@ def plan_sweep(
     samples: int | None = None,
     max_regret: float | None = None,
     l2: str | None = None,
+    seed: int | None = None,
     here: bool = True,
 ) -> SweepPlan:
     """Return the plan of a sweep on a target.
@@ -160,6 +161,7 @@ def plan_sweep(
     l2 = l2 or config.l2
     if gpu.target == "c" and l2 == "cold":
         raise ColdHost(f"l2 'cold' is for GPUs; the target {gpu.target!r} ({gpu.name}) is timed 'warm'")
+    protocol = Protocol.of(gpu.target, samples or config.samples)
     problem = problem_of(load_model(model or config.model), found)
     limits = config.space.get(gpu.target, {})
     return SweepPlan(
@@ -168,7 +170,7 @@ def plan_sweep(
         target=gpu.target,
         token_counts=config.token_counts if tokens is None else parse_token_counts(tokens),
         spaces=spaces_of(found, gpu.target, problem, limits),
-        protocol=replace(Protocol.of(gpu.target, samples or config.samples), l2=l2),
+        protocol=replace(protocol, l2=l2, seed=protocol.seed if seed is None else seed),
         fingerprint=fingerprint(found, gpu.target) if here else _described(gpu),
         max_regret=config.max_regret if max_regret is None else max_regret,
     )

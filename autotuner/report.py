@@ -32,6 +32,16 @@ class Sheet:
     notes: tuple[str, ...] = ()
 
 
+_PHASES = {"start": "start", "compile_all": "compile", "prepare": "check and capture", "sample": "time"}
+
+
+def phases(seconds: Mapping[str, float]) -> str:
+    """Return the wall seconds that a sweep waited for its worker, by phase."""
+    named = {label: seconds.get(call, 0.0) for call, label in _PHASES.items()}
+    named["the rest"] = sum(seconds.values()) - sum(named.values())
+    return "worker seconds: " + ", ".join(f"{label} {taken:.1f}" for label, taken in named.items())
+
+
 def outcomes(measured: int, failures: Mapping[FailureKind, int]) -> str:
     """Return how many trials came to what."""
     kinds = ", ".join(f"{kind.value} {count}" for kind, count in failures.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,13 @@ class SweepPlan:
     def candidates(self) -> tuple[Candidate, ...]:
         """The legal points of every arm, in arm order."""
         return tuple(c for space in self.spaces.values() for c in space.candidates())
+
+    @property
+    def race_order(self) -> tuple[Candidate, ...]:
+        """The candidates as they are raced, shuffled by the seed: who is alike is not timed side by side."""
+        order = list(self.candidates)
+        random.Random(self.protocol.seed).shuffle(order)
+        return tuple(order)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -159,10 +167,11 @@ class Sweep:
         try:
             variants = tuple(dict.fromkeys(v for c in pending for v in plan.variants_of(c)))
             self._compile_all(variants, self._compiled)
+            order = plan.race_order
             for index, cell in enumerate(plan.cells):
                 self._watcher.entered(cell, index, len(plan.cells))
                 found = [t for t in known if t.cell.num_tokens == cell.num_tokens]
-                self._race(sweep_id, cell).run(plan.candidates, found)
+                self._race(sweep_id, cell).run(order, found)
         except Stopped:
             store.end(sweep_id, SweepState.INTERRUPTED)
             return SweepResult(sweep_id, SweepState.INTERRUPTED, ())

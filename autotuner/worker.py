@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,6 +103,8 @@ class RemoteBench:
         self._residents: list[Candidate] = []
         self._lost: dict[Candidate, Failure] = {}
         self.respawns = 0
+        self.seconds: dict[str, float] = defaultdict(float)
+        """Wall seconds by the name of the call, as the parent waited for it; `start` is the worker's."""
         self._serial, self._busy = 0, False
         self._start()
         # Before multiprocessing's own farewell, which would ask politely a worker that does not listen.
@@ -205,6 +209,7 @@ class RemoteBench:
     ) -> Any:
         self._serial += 1
         self._busy = True
+        begin = time.monotonic()
         try:
             self._connection.send((self._serial, name, arguments))
             while True:
@@ -221,6 +226,8 @@ class RemoteBench:
                 return result
         except (EOFError, OSError) as error:
             raise BenchLost(self._obituary(name)) from error
+        finally:
+            self.seconds[name] += time.monotonic() - begin
 
     def _receive(self, name: str, limit_s: float) -> tuple[int, str, Any]:
         if not self._connection.poll(limit_s):
@@ -255,6 +262,7 @@ class RemoteBench:
             for number, handler in before.items():
                 signal.signal(number, handler)
         theirs.close()
+        begin = time.monotonic()
         try:
             _, kind, _ = self._receive("start", self._limits.start_s)
         except (EOFError, OSError) as error:
@@ -263,6 +271,7 @@ class RemoteBench:
             self._kill()
             raise
         assert kind == "ready"
+        self.seconds["start"] += time.monotonic() - begin
 
     def _kill(self) -> None:
         """Kill the worker and the compilers it started."""

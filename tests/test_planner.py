@@ -78,6 +78,12 @@ def test_a_cold_plan_is_another_sweep_and_its_forecast_has_slots(sweep_file: Cal
         forecast(cold, 2, 4800)
 
 
+def test_another_seed_is_another_sweep() -> None:
+    assert plan_sweep(CPU).protocol.seed == plan_sweep(CPU).protocol.seed
+    assert plan_sweep(CPU, seed=7).protocol.seed == 7
+    assert plan_sweep(CPU, seed=7).record().digest != plan_sweep(CPU).record().digest
+
+
 def test_a_processor_is_timed_warm_only() -> None:
     with pytest.raises(ColdHost, match=r"l2 'cold' is for GPUs; the target 'c' \(cpu\) is timed 'warm'"):
         plan_sweep(CPU, l2="cold")

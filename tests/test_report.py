@@ -267,3 +267,17 @@ def test_a_forecast_shows_kernels_bytes_and_seconds() -> None:
 @pytest.mark.parametrize("make", [lambda d: report.bands_sheet(d.table), report.arms_sheet])
 def test_the_tables_of_a_sweep_fit_eighty_columns(derived: Derived, make: Callable[[Derived], Sheet]) -> None:
     assert width(make(derived)) <= 80
+
+
+def test_the_phases_of_a_sweep_add_up() -> None:
+    seconds = {
+        "start": 9.0,
+        "compile_all": 40.04,
+        "prepare": 20.0,
+        "sample": 30.0,
+        "enter": 1.0,
+        "leave": 0.5,
+    }
+    assert report.phases(seconds) == (
+        "worker seconds: start 9.0, compile 40.0, check and capture 20.0, time 30.0, the rest 1.5"
+    )

@@ -446,3 +446,13 @@ def test_a_bench_that_is_lost_for_good_leaves_an_incomplete_sweep_that_says_so(
     assert result.state is SweepState.INCOMPLETE
     assert result.missing[0] == "the bench was lost for good: the worker left with exit code 1 in start"
     assert repository.sweep(result.sweep_id).state is SweepState.INCOMPLETE
+
+
+def test_the_race_runs_in_an_order_of_the_seed_and_ties_in_the_plans(plan: SweepPlan) -> None:
+    orders = {
+        replace(plan, protocol=replace(plan.protocol, seed=seed)).race_order: seed for seed in range(20)
+    }
+    assert len(orders) > 5
+    assert all(sorted(order) == sorted(plan.candidates) for order in orders)
+    assert plan.race_order == plan.race_order
+    assert tuple(plan.record().variants) == plan.candidates
