@@ -64,16 +64,17 @@ def sweeps(places: Sequence[str]) -> Iterator[Sweep]:
             yield Path(place).name, found.record, store.trials(found.id)
 
 
-def cells(trials: Sequence[Trial]) -> dict[int, dict[Candidate, list[float]]]:
-    """Return, by token count, the latencies of those who ran every round of the first batch, in its order."""
+def cells(trials: Sequence[Trial], samples: int) -> dict[int, dict[Candidate, list[float]]]:
+    """Return, by token count, the latencies of the first `samples` rounds of who ran them all in batch 0.
+
+    Losers, who left before, are not among them, nor are the rounds in which finalists were confirmed.
+    """
     found: dict[int, dict[Candidate, list[float]]] = {}
     for trial in trials:
-        if isinstance(trial.outcome, Measurement):
-            taken = sorted((s for s in trial.samples if s.batch == 0), key=lambda s: s.round)
-            found.setdefault(trial.cell.num_tokens, {})[trial.candidate] = [s.latency_us for s in taken]
-    for count, rows in found.items():
-        most = max(map(len, rows.values()))
-        found[count] = {candidate: row for candidate, row in rows.items() if len(row) == most}
+        taken = sorted((s for s in trial.samples if s.batch == 0 and not s.throttled), key=lambda s: s.round)
+        if isinstance(trial.outcome, Measurement) and len(taken) >= samples:
+            row = [s.latency_us for s in taken[:samples]]
+            found.setdefault(trial.cell.num_tokens, {})[trial.candidate] = row
     return found
 
 
@@ -336,9 +337,12 @@ def main() -> None:
     print(f"{FIELD} candidates, seven of them truly slower; {given.races} races each; a slower one ...")
     print("noise                  slower  leads  told  lost  fresh   kept  bands  samples  alone")
     for name, record, trials in found:
-        noises = [noise for rows in cells(trials).values() if (noise := Noise.of(rows))]
-        for slower in (0.01, 0.02, 0.05):
-            tally = simulate(noises, slower, int(record.protocol["samples"]), given.races, 20261129)
+        samples = int(record.protocol["samples"])
+        noises = [noise for rows in cells(trials, samples).values() if (noise := Noise.of(rows))]
+        if not noises:
+            print(f"{name[:21]:21}  in no cell do four candidates come within 10 % of the best")
+        for slower in (0.01, 0.02, 0.05) if noises else ():
+            tally = simulate(noises, slower, samples, given.races, 20261129)
             n = tally.races
             wrong = f"{tally.slower_best / n:5.1%}  {tally.told_wrongly / n:4.1%}  {tally.lost / n:4.1%}"
             ties = f"{tally.fresh / n:5.1%}  {tally.kept / n:5.1%}  {tally.bands / n:5.1%}"
@@ -352,8 +356,9 @@ def main() -> None:
     )
     print("\nrecorded               cells  draws  argmin of medians changed  rule for ties changed")
     rng = random.Random(20261129)
-    for name, _, trials in found:
-        counts = [minds(rows, 50, rng) for rows in cells(trials).values()]
+    for name, record, trials in found:
+        kept = cells(trials, int(record.protocol["samples"]))
+        counts = [minds(rows, 50, rng) for rows in kept.values()]
         draws, changed, kept_not = (sum(column) for column in zip(*counts, strict=True))
         shares = f"{changed / draws:25.1%}  {kept_not / draws:21.1%}"
         print(f"{name[:21]:21}  {len(counts):5}  {draws:5}  {shares}")

@@ -40,11 +40,23 @@ def test_without_noise_the_best_always_wins_and_the_slower_leave_or_are_told_apa
 
 
 def test_the_same_seed_gives_the_same_tally(races: dict[str, Any], recorded: Any) -> None:
-    noises = [noise for rows in races["cells"](recorded[2]).values() if (noise := races["Noise"].of(rows))]
+    noises = [
+        noise for rows in races["cells"](recorded[2], 15).values() if (noise := races["Noise"].of(rows))
+    ]
     assert len(noises) >= 5
     first, again = (races["simulate"](noises, 0.01, 15, 5, 7) for _ in range(2))
     assert first == again
     assert first.spent >= 5 * (8 * 15 + 2 * 15)
+
+
+def test_noise_is_that_of_the_rounds_that_all_who_stayed_ran(races: dict[str, Any], recorded: Any) -> None:
+    here = [t for t in recorded[2] if t.cell.num_tokens == 1][:3]
+    loser = replace(here[0], samples=here[0].samples[:6])
+    again = tuple(replace(s, round=s.round + 15) for s in here[1].samples)
+    finalist = replace(here[1], samples=(*here[1].samples, *again))
+    rows = races["cells"]([loser, finalist, here[2]], 15)[1]
+    assert list(rows) == [here[1].candidate, here[2].candidate]
+    assert rows[here[1].candidate] == [s.latency_us for s in here[1].samples]
 
 
 def test_a_clear_best_keeps_its_place_on_every_draw_and_near_ones_do_not(races: dict[str, Any]) -> None:
