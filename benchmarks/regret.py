@@ -1,13 +1,15 @@
 """What a sweep's choices lose by a longer one: `python benchmarks/regret.py QUICK.db LONG.db`.
 
-Both are the newest ended sweep of a database, over the same candidates and token counts; the long one has
-more rounds. For each token count: the winner of the quick sweep and the choice its bands serve, with what
-each loses against the best of the long one, by the long one's own medians.
+Both are the newest sweep of a database, over the same candidates and token counts; the long one has more
+rounds and may have been stopped: cells that it did not finish are left out. For each token count: the winner of
+the quick sweep and the choice its bands serve, with what each loses against the best of the long one, by the
+long one's own medians.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 from mhctune.autotuner.records import Measurement
 from mhctune.db.derivation import chosen_sweep, derive_stored
@@ -20,12 +22,15 @@ def main(quick: str, long: str) -> None:
     with Repository.open(quick, readonly=True) as store:
         derived = derive_stored(store, chosen_sweep(store, None), None)
     with Repository.open(long, readonly=True) as store:
-        sweep = chosen_sweep(store, None)
-        times = {
-            (trial.cell.num_tokens, trial.candidate): trial.outcome.latency_us
-            for trial in store.trials(sweep.id)
-            if isinstance(trial.outcome, Measurement)
-        }
+        sweep = store.sweeps()[-1]
+        trials = store.trials(sweep.id)
+    finished = Counter(trial.cell.num_tokens for trial in trials if trial.settled)
+    times = {
+        (trial.cell.num_tokens, trial.candidate): trial.outcome.latency_us
+        for trial in trials
+        if isinstance(trial.outcome, Measurement)
+        and finished[trial.cell.num_tokens] == len(sweep.record.variants)
+    }
     print(f"{'tokens':>6}  {'best us':>8}  {'winner':>7}  {'served':>7}")
     worst = [0.0, 0.0]
     for count in sorted({count for count, _ in times}):

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cuda_configs import CONFIGS, HIDDEN, fitting  # type: ignore[import-not-found]
 
 from mhctune.autotuner.check import legal
 from mhctune.kernels import serving
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, TableError
 from mhctune.kernels.legality import problem_of, refusals
+from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Problem
 
 VALUES = {"tile_n": 24, "n_splits": 1, "block_h": 64, "block_m": 4}
@@ -78,3 +80,14 @@ def test_every_illegal_choice_is_told(make: Make) -> None:
 def test_a_problem_that_cannot_be_built_is_a_table_error(problem: dict[str, Any], make: Make) -> None:
     with pytest.raises(TableError):
         problem_of(make(problem=problem))
+
+
+@pytest.mark.parametrize("carried", [True, False], ids=["carried", "absent"])
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_what_the_gpu_tests_run_is_legal_and_every_arm_is_among_it(hidden: int, carried: bool) -> None:
+    problem = Problem(hidden, carried=carried)
+    for candidate in fitting(problem):
+        arm = find_seam("post_pre_delayed").arm("cuda", candidate.arm)
+        assert arm.space(problem).refusals(candidate.config) == (), str(candidate)
+    arms = {arm.name for arm in find_seam("post_pre_delayed").arms("cuda")}
+    assert {candidate.arm for candidate in CONFIGS} == arms

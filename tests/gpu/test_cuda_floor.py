@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cuda_configs import BASE  # type: ignore[import-not-found]
 
 from mhctune.autotuner.cuda_bench import CudaBench
 from mhctune.autotuner.nvidia import conditions_reader
@@ -12,12 +13,10 @@ from mhctune.autotuner.runner import FLOOR
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
-CONFIG = {"tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0, "epilogue_thr": 128}
-
 
 @pytest.mark.parametrize("tokens", [1, 64, 4096])
 def test_a_real_candidate_is_slower_than_the_floor_and_no_byte_is_left(bench: CudaBench, tokens: int) -> None:
-    candidate = Candidate.of("fused", CONFIG)
+    candidate = Candidate.of("fused", BASE)
     bench.enter(Cell("post_pre_delayed", Problem(4096), tokens), 1)
     live = torch.cuda.memory_allocated()
     floor = bench.floor_us()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from cuda_configs import BASE  # type: ignore[import-not-found]
 
 from mhctune.autotuner.budget import VramBudget
 from mhctune.autotuner.cuda_bench import CudaBench, ownership
@@ -24,11 +25,7 @@ from mhctune.kernels.seam import Arm, Deviation, Launch, Problem, Tensors
 from mhctune.kernels.space import Candidate, Config
 
 SEAM = seam("post_pre_delayed")
-_CONFIG = {
-    "tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0, "epilogue_thr": 128,
-    "collapse": 0,
-}  # fmt: skip
-OWNED, FUNCTIONAL = Candidate.of("fused", _CONFIG), Candidate.of("functional", _CONFIG)
+OWNED, FUNCTIONAL = Candidate.of("fused", BASE), Candidate.of("functional", BASE)
 
 
 class Functional(Fused):
@@ -59,9 +56,9 @@ def test_the_acceptance_table_of_the_buffers(compiler: Compiler, arm: Fused, tok
     problem = Problem(4096)
     inputs = SEAM.inputs(problem, tokens, seed, "cuda")
     other = SEAM.inputs(problem, tokens, seed + 1, "cuda")
-    kernels = [compiler.get(v).run for v in arm.variants(problem, _CONFIG)]
-    launch = arm.bind(problem, _CONFIG, kernels)
-    buffers = OutputBuffers(arm.plan(problem, _CONFIG, tokens), "cuda")
+    kernels = [compiler.get(v).run for v in arm.variants(problem, BASE)]
+    launch = arm.bind(problem, BASE, kernels)
+    buffers = OutputBuffers(arm.plan(problem, BASE, tokens), "cuda")
     views = buffers.bind(tokens)
 
     def run() -> None:
@@ -118,7 +115,7 @@ def test_forecast_and_measured_bytes_agree_for_twenty_candidates(bench: CudaBenc
         for tile_n, n_thr, splits in ((2, 64, 8), (4, 64, 2), (4, 128, 4), (8, 128, 4), (8, 64, 4))
         for width in (128, 256, 512, 64)
     ]
-    for candidate in (Candidate.of("fused", {**_CONFIG, **change}) for change in changes):
+    for candidate in (Candidate.of("fused", {**BASE, **change}) for change in changes):
         forecast = bench.forecast(candidate)
         measured = bench.prepare(candidate)
         assert isinstance(measured, Footprint), measured
@@ -182,8 +179,8 @@ def test_the_story_on_a_gpu_with_capped_memory(
     """The same search under the same cap: functional outputs run out of memory, owned ones do not."""
     problem, tokens = Problem(4096), 4096
     options = [(thr, n_thr) for thr in (128, 256, 512) for n_thr in (64, 128)]
-    candidates = [Candidate.of(arm, {**_CONFIG, "epilogue_thr": thr, "n_thr": n}) for thr, n in options]
-    one = sum(spec.bytes for spec in Fused().plan(problem, _CONFIG, tokens))
+    candidates = [Candidate.of(arm, {**BASE, "epilogue_thr": thr, "n_thr": n}) for thr, n in options]
+    one = sum(spec.bytes for spec in Fused().plan(problem, BASE, tokens))
     bench = TrustingBench(TrustingSeam(), compiler)
     cell = Cell(SEAM.name, problem, tokens)
     torch.cuda.empty_cache()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import deeds  # type: ignore[import-not-found]
+from cuda_configs import BASE  # type: ignore[import-not-found]
 
 from mhctune.autotuner.budget import VramBudget
 from mhctune.autotuner.protocol import Protocol
@@ -17,16 +18,11 @@ from mhctune.db.repository import Repository
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
-CONFIG = {
-    "tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0, "epilogue_thr": 128,
-    "collapse": 1,
-}  # fmt: skip
-
 
 def test_the_culprit_is_named_and_the_rest_is_measured(
     repository: Repository, make_sweep: Callable[..., SweepRecord]
 ) -> None:
-    good = [Candidate.of("fused", {**CONFIG, "tile_n": tile_n}) for tile_n in (2, 4, 8)]
+    good = [Candidate.of("fused", {**BASE, "tile_n": tile_n}) for tile_n in (2, 4, 8)]
     illegal, spin = Candidate.of(deeds.ILLEGAL, {}), Candidate.of(deeds.SPIN, {})
     bench = RemoteBench(deeds.make, Limits(sample_s=10))
     cell = Cell("post_pre_delayed", Problem(4096), 4)
