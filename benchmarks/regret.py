@@ -1,9 +1,9 @@
 """What a sweep's choices lose by a longer one: `python benchmarks/regret.py QUICK.db LONG.db`.
 
 Both are the newest sweep of a database, over the same candidates and token counts; the long one has more
-rounds and may have been stopped: cells that it did not finish are left out. For each token count: the winner of
-the quick sweep and the choice its bands serve, with what each loses against the best of the long one, by the
-long one's own medians.
+rounds and may have been stopped: cells that it did not finish are left out. For each token count: the winner
+of the quick sweep and the choice its bands serve, with what each loses against the best of the long one, by
+the long one's own medians.
 """
 
 from __future__ import annotations
