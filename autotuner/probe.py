@@ -16,7 +16,7 @@ from typing import Any
 from mhctune.autotuner.budget import size
 from mhctune.autotuner.nvidia import first_gpu, nvcc_version
 from mhctune.autotuner.protocol import PROTOCOL_VERSION
-from mhctune.kernels.compiler import C_FLAGS, PASS_CONFIG, cuda_arch
+from mhctune.kernels.compiler import C_FLAGS, C_PASS_CONFIG, PASS_CONFIG, cuda_arch
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Seam
@@ -96,8 +96,12 @@ def doctor_rows(device: Device) -> list[tuple[str, str]]:
         arms = ", ".join(arm.name for arm in seam.arms(device.target))
         rows.append((f"arms of {seam.name}", arms or f"none on target {device.target}"))
         if arms:
-            rows.append(("fingerprint", fingerprint(seam, device.target).digest))
+            rows.append((f"fingerprint of {seam.name}", fingerprint(seam, device.target).digest))
     return rows
+
+
+def _json(config: dict[str, bool]) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"))
 
 
 def fingerprint(seam: Seam, target: str) -> Fingerprint:
@@ -122,7 +126,7 @@ def fingerprint(seam: Seam, target: str) -> Fingerprint:
             driver=f"{platform.system()} {platform.release()}",
             cuda="",
             compiler=gcc_version(),
-            pass_config="{}",
+            pass_config=_json(C_PASS_CONFIG),
             compile_flags=" ".join(C_FLAGS),
             **common,
         )
@@ -139,7 +143,7 @@ def fingerprint(seam: Seam, target: str) -> Fingerprint:
         driver=gpu.driver,
         cuda=torch.version.cuda or "",
         compiler=nvcc_version(),
-        pass_config=json.dumps(PASS_CONFIG, sort_keys=True, separators=(",", ":")),
+        pass_config=_json(PASS_CONFIG),
         compile_flags=f"arch={cuda_arch()}",
         **common,
     )

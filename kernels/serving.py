@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -17,8 +17,7 @@ from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Arm, Launch, Problem, ScratchLayout, Variant
 
 # These shape the compiled kernels or the choice; the rest of a problem are run-time scalars.
-_SHAPING = ("hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult")
-_DEFAULTS = {field.name: field.default for field in fields(Problem)}
+_SHAPING = ("hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult", "aux", "delayed")
 
 
 class NotServed(LookupError):
@@ -86,6 +85,10 @@ def lookup(digest: str, seam: str, problem: Problem, target: str, num_tokens: in
         NotServed: the digest is not registered.
         TableError: the table is for another seam, target or problem.
     """
+    return _lookup(digest, seam, _canonical(seam, problem), target, num_tokens)
+
+
+def _lookup(digest: str, seam: str, problem: Problem, target: str, num_tokens: int) -> Answer:
     if not digest:
         return _default(seam, problem, target)
     table = _tables.get(digest)
@@ -98,6 +101,11 @@ def lookup(digest: str, seam: str, problem: Problem, target: str, num_tokens: in
     return table.lookup(num_tokens)
 
 
+@lru_cache(maxsize=256)
+def _canonical(seam: str, problem: Problem) -> Problem:
+    return find_seam(seam).canonical(problem)
+
+
 def builtin(seam: str, problem: Problem, target: str) -> Choice:
     """Return the choice served without a table, at every token count.
 
@@ -107,7 +115,7 @@ def builtin(seam: str, problem: Problem, target: str) -> Choice:
     Raises:
         ValueError: no arm of the target has a legal config for the problem.
     """
-    arms = find_seam(seam).preference(target)
+    arms, problem = find_seam(seam).preference(target), _canonical(seam, problem)
     for arm in arms:
         if not arm.space(problem).refusals(arm.preferred):
             return Choice.of(arm.name, arm.preferred)
@@ -131,7 +139,12 @@ def dispatch(digest: str, seam: str, problem: Problem, target: str, num_tokens: 
         CompileError: the chosen kernels do not compile.
         NotCompiled: they are not compiled yet and the current stream is being captured.
     """
-    answer = lookup(digest, seam, problem, target, num_tokens)
+    return dispatch_canonical(digest, seam, _canonical(seam, problem), target, num_tokens)
+
+
+def dispatch_canonical(digest: str, seam: str, problem: Problem, target: str, num_tokens: int) -> Dispatch:
+    """Do as `dispatch` for a problem that is the seam's canonical one already: the hot path."""
+    answer = _lookup(digest, seam, problem, target, num_tokens)
     arm, launch = _launch(seam, problem, target, answer.choice)
     return Dispatch(arm, problem, answer, launch, _scratch(arm, problem, answer.choice, num_tokens))
 
@@ -173,7 +186,8 @@ def _launch_once(seam: str, problem: Problem, target: str, choice: Choice, devic
 
 def scratch_numel(digest: str, seam: str, problem: Problem, target: str, max_tokens: int) -> int:
     """Return the float32 elements of scratch that any call with up to `max_tokens` needs."""
-    answer = lookup(digest, seam, problem, target, max_tokens)
+    problem = _canonical(seam, problem)
+    answer = _lookup(digest, seam, problem, target, max_tokens)
     choices = _tables[digest].choices if digest else (answer.choice,)
     owner = find_seam(seam)
     return max(_scratch(owner.arm(target, c.arm), problem, c, max_tokens).numel for c in choices)
@@ -213,11 +227,11 @@ def _capturing() -> bool:
 
 
 def _check_fits(table: DispatchTable, seam: str, problem: Problem, target: str) -> None:
-    wanted: dict[str, object] = {"seam": seam, "target": target}
-    wanted.update({name: getattr(problem, name) for name in _SHAPING})
-    fits = {**_DEFAULTS, **table.problem, "seam": table.seam, "target": table.target}
-    for name, value in wanted.items():
-        has = fits[name]
+    # A table of another seam is told as such before its problem is looked at.
+    has_problem = problem_of(table)
+    pairs: dict[str, tuple[object, object]] = {"seam": (table.seam, seam), "target": (table.target, target)}
+    pairs.update({name: (getattr(has_problem, name), getattr(problem, name)) for name in _SHAPING})
+    for name, (has, value) in pairs.items():
         if has != value:
             raise TableError(
                 f"table {table.digest[:12]} is for {name} {has!r}, the call has {value!r}; serve a table "

@@ -136,7 +136,7 @@ def run_arm(compiler: Compiler) -> Callable[..., dict[str, torch.Tensor]]:
         variants = arm.variants(problem, config)
         compiler.request(variants)
         launch = arm.bind(problem, config, [compiler.get(variant).run for variant in variants])
-        num_tokens = inputs["x"].shape[0]
+        num_tokens = next(iter(inputs.values())).shape[0]
         buffers = OutputBuffers(arm.plan(problem, config, num_tokens), "cpu")
         buffers.poison()
         views = buffers.bind(num_tokens)

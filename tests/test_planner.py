@@ -85,7 +85,7 @@ def test_a_space_of_another_target_is_none_of_ours(sweep_file: Callable[[str], s
         ("[space.c.fussed]\nblock_m = [1]\n", ("unknown arm 'fussed'", "did you mean 'fused'", "unfused")),
         ("[space.c.fused]\nblockm = [1]\n", ("arm fused has no tunable 'blockm'", "block_h, block_m")),
         ("[space.c.fused]\nn_splits = [3]\n", ("arm 'fused' has no legal config", "5120", "n_splits 3")),
-        ('seam = "pots"\n', ("unknown seam 'pots'", "known: post_pre_delayed")),
+        ('seam = "pots"\n', ("unknown seam 'pots'", "known: collapse, hc_head, post, ")),
         ('model = "deepseek-v4-pro"\n', ("'deepseek-v4-pro' does not delay", "deepseek-v4.1-flash")),
     ],
 )

@@ -130,7 +130,7 @@ def test_an_unknown_digest_is_named_with_those_served(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seam": "pots"}, "unknown seam 'pots'; known: post_pre_delayed"),
+        ({"seam": "pots"}, "unknown seam 'pots'; known: collapse, hc_head, post, "),
         ({"target": "abacus"}, "has no arm 'fused' on target 'abacus'"),
         ({"default": Choice.of("mega", {})}, "has no arm 'mega' on target 'c'; it has fused, unfused"),
         ({"default": Choice.of("fused", {"tile_n": 24})}, "takes the tunables .* got .'tile_n'."),
