@@ -129,6 +129,7 @@ class Sweep(_Strict):
     """What is raced, how often, and how much a band may lose.
 
     Attributes:
+        aux: The problem also asks for the mean over the streams, where the seam has it.
         samples: Timed replays of each candidate that reaches the end of its race.
         max_regret: Bound of the bands; 0.05 lets a choice be 5 % slower than the best of its cell.
         space: Values that tunables are limited to; what is not named keeps every legal value.
@@ -138,6 +139,7 @@ class Sweep(_Strict):
     about: str
     seam: str = "post_pre_delayed"
     model: str = "deepseek-v4.1-flash"
+    aux: bool = False
     token_counts: tuple[int, ...]
     samples: int = Field(ge=5)
     max_regret: float = Field(ge=0, lt=1)

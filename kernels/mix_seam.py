@@ -44,6 +44,7 @@ class FormSeam(Seam):
         """Take the form, or keep the class's own."""
         self.form = form or self.form
         self.name, self.about = self.form.name, self.form.about
+        self.depends_on = frozenset(self.form.free)
 
     def arms(self, target: str) -> tuple[Arm, ...]:
         """Return the arms of a target, in the order ties are broken."""

@@ -219,6 +219,9 @@ class Seam(ABC):
         """Return the arms in the order in which the choice served without a table is sought."""
         return self.arms(target)
 
+    depends_on: frozenset[str] = frozenset()
+    """Fields of a problem, beside the hidden size, that the seam depends on."""
+
     @abstractmethod
     def canonical(self, problem: Problem) -> Problem:
         """Return the problem with what this seam does not depend on at its one value."""

@@ -217,8 +217,8 @@ SPACE = SWEEP + "[space.c.fused]\ntile_n = "
     [
         (
             SWEEP + "sample = 3",
-            "unknown key 'sample' (did you mean 'samples'?); known: about, max_regret, model, name, samples, "
-            "seam, space, token_counts",
+            "unknown key 'sample' (did you mean 'samples'?); known: about, aux, max_regret, model, name, "
+            "samples, seam, space, token_counts",
         ),
         (changed("samples = 5\n", ""), "the key 'samples' is missing"),
         (changed("samples = 5", 'samples = "5"'), "samples is '5'; it must be a valid integer"),

@@ -22,7 +22,7 @@ from mhctune.kernels.seam import Arm, Problem
 Run = Callable[..., dict[str, torch.Tensor]]
 FORMS = tuple(form for form in forms.FORMS if form is not forms.POST_PRE_DELAYED)
 ARMS = tuple((form, arm) for form in FORMS for arm in SEAMS[form.name].arms("c"))
-TOKENS = (0, 1, 2, 3, 5, 8, 9, 17, 33, 64)
+TOKENS = (0, 1, 2, 3, 5, 8, 9, 17, 64)
 SMALL = 768
 
 # A config a hidden size: tile_n, n_splits, block_h, block_m; of a head's 4 columns a quarter or a half tile.
@@ -160,12 +160,15 @@ def test_every_arm_matches_the_reference_and_stores_the_same(
     arms = cell.point.arms(form)
     assert arms, "no arm is legal"
     first, *others = (run_arm(arm, problem, cell.point.config(form), inputs) for arm in arms)
-    record_property("cell", findings(form, problem, inputs, first))
+    found = findings(form, problem, inputs, first)
+    record_property("cell", found)
     for other in others:
         # Not only what is stored in bf16: with the same config the sums are split alike.
         for spec in form.outputs(problem, 1):
             assert same_bits(first[spec.name], other[spec.name]), spec.name
-        record_property("cell", findings(form, problem, inputs, other))
+        record_property(
+            "cell", found
+        )  # equal bits have equal errors; the reference costs more than both arms
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
