@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,6 +13,7 @@ from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.compiler import Compiled, compile_variant
 from mhctune.kernels.dispatch import Answer, Choice, DispatchTable, Status, TableError
 from mhctune.kernels.legality import problem_of, refusals
+from mhctune.kernels.manifest import manifest_of
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Arm, Launch, Problem, ScratchLayout, Variant
 
@@ -149,13 +150,15 @@ def dispatch_canonical(digest: str, seam: str, problem: Problem, target: str, nu
     return Dispatch(arm, problem, answer, launch, _scratch(arm, problem, answer.choice, num_tokens))
 
 
-def warm_up(digest: str) -> int:
-    """Compile everything that a table can choose and return how many kernels that took.
+def warm_up(digest: str, max_tokens: int | None = None, capture_sizes: Sequence[int] = ()) -> int:
+    """Compile what calls of up to `max_tokens` can reach and return how many kernels that took.
 
+    That is the table's manifest (`mhctune.kernels.manifest`); without limits everything the table can choose.
     On cuda each choice is launched once, on the current device: call it there, before any capture.
 
     Raises:
         NotServed: the digest is not registered.
+        ValueError: a token count is not positive.
         CompileError: a kernel does not compile.
         NotCompiled: the current stream is being captured.
     """
@@ -165,12 +168,13 @@ def warm_up(digest: str) -> int:
     if table.target == "cuda" and _capturing():
         raise NotCompiled(f"table {digest[:12]} cannot be warmed up inside a capture; do it before")
     before, problem = len(_kernels), problem_of(table)
-    for choice in table.choices:
+    choices = manifest_of(table, max_tokens, capture_sizes).choices
+    for choice in choices:
         _launch(table.seam, problem, table.target, choice)
     # A module is loaded onto a device when its kernel is first launched there. Loading allocates and may
     # synchronise, which a capture does not survive; so the first launch happens here.
     if table.target == "cuda":
-        for choice in table.choices:
+        for choice in choices:
             _launch_once(table.seam, problem, table.target, choice, "cuda")
         torch.cuda.synchronize()
     return len(_kernels) - before
