@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mhctune.kernels import serving
-from mhctune.kernels.compiler import Compiled, Compiler
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable
 from mhctune.kernels.manifest import Manifest, manifest_of
 from mhctune.kernels.registry import SEAMS
@@ -20,22 +19,6 @@ FUSED = Choice.of("fused", {"tile_n": 24, "n_splits": 1, "block_h": 64, "block_m
 UNFUSED = Choice.of("unfused", {"tile_n": 24, "n_splits": 2, "block_h": 64, "block_m": 8})
 DEFAULT = Choice.of("unfused", {"tile_n": 12, "n_splits": 2, "block_h": 128, "block_m": 2})
 MOST = 4096
-
-
-@pytest.fixture
-def asked(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Variant]]:
-    """Serving as in a fresh process; the list counts what it compiles."""
-    compiled: list[Variant] = []
-
-    def compile_one(variant: Variant) -> Compiled:
-        compiled.append(variant)
-        return compiler.get(variant)
-
-    for name in ("_tables", "_kernels", "_launches"):
-        monkeypatch.setattr(serving, name, {})
-    monkeypatch.setattr(serving, "_fitting", set())
-    monkeypatch.setattr(serving, "compile_variant", compile_one)
-    yield compiled
 
 
 @pytest.fixture
@@ -82,40 +65,40 @@ def test_a_token_count_that_is_not_positive_is_refused(value: int, table: Dispat
             manifest_of(table, *arguments)  # type: ignore[arg-type]
 
 
-def compiled_after(manifest: Manifest, most: int, asked: list[Variant]) -> list[Variant]:
+def compiled_after(manifest: Manifest, most: int, fresh_serving: list[Variant]) -> list[Variant]:
     """Compile a manifest, then dispatch every token count; return what had to be compiled for that."""
     for variant in manifest.variants:
         serving._kernel(variant)
-    before = len(asked)
+    before = len(fresh_serving)
     for count in (*range(1, most + 1), *manifest.capture_sizes):
         serving.dispatch(manifest.table, NAME, PROBLEM, "c", count)
-    return asked[before:]
+    return fresh_serving[before:]
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(MOST, ()), (16, (1, 2, 64)), (4, (4096,))])
 def test_nothing_compiles_after_a_manifest_and_one_key_less_shows(
-    most: int, sizes: tuple[int, ...], table: DispatchTable, asked: list[Variant],
+    most: int, sizes: tuple[int, ...], table: DispatchTable, fresh_serving: list[Variant],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     serving.serve(table)
     whole = manifest_of(table, most, sizes)
-    assert compiled_after(whole, most, asked) == []
-    assert set(asked) == set(whole.variants)
+    assert compiled_after(whole, most, fresh_serving) == []
+    assert set(fresh_serving) == set(whole.variants)
     for missing in whole.variants:
         for name in ("_kernels", "_launches"):
             monkeypatch.setattr(serving, name, {})
         kept = tuple(variant for variant in whole.variants if variant != missing)
         less = Manifest(whole.table, most, sizes, whole.choices, kept)
-        assert compiled_after(less, most, asked) == [missing]
+        assert compiled_after(less, most, fresh_serving) == [missing]
 
 
 @pytest.mark.parametrize(("arguments", "choices"), [((4,), (FUSED,)), ((4, (8,)), (FUSED, UNFUSED))])
 def test_warming_up_compiles_the_manifest_and_nothing_more(
-    arguments: Any, choices: tuple[Choice, ...], table: DispatchTable, asked: list[Variant]
+    arguments: Any, choices: tuple[Choice, ...], table: DispatchTable, fresh_serving: list[Variant]
 ) -> None:
     digest = serving.serve(table)
     assert serving.warm_up(digest, *arguments) == len(variants_of(*choices))
-    assert set(asked) == variants_of(*choices)
+    assert set(fresh_serving) == variants_of(*choices)
     assert serving.warm_up(digest, *arguments) == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from mhctune.kernels import forms, ops, serving
 from mhctune.kernels.buffers import OutputBuffers, poison, unwritten
-from mhctune.kernels.compiler import Compiler
 from mhctune.kernels.forms import FORMS, SCALARS, Form
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Problem
@@ -19,15 +17,7 @@ from mhctune.kernels.seam import Problem
 HIDDEN = 768
 Tensors = dict[str, Any]
 
-
-@pytest.fixture(autouse=True)
-def fresh_serving(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Serving as in a fresh process, with the session's kernels."""
-    for name in ("_tables", "_kernels", "_launches"):
-        monkeypatch.setattr(serving, name, {})
-    monkeypatch.setattr(serving, "_fitting", set())
-    monkeypatch.setattr(serving, "compile_variant", compiler.get)
-    yield
+pytestmark = pytest.mark.usefixtures("fresh_serving")
 
 
 def problems(form: Form) -> list[Problem]:
