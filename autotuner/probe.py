@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -16,8 +15,10 @@ from typing import Any
 from mhctune.autotuner.budget import size
 from mhctune.autotuner.nvidia import first_gpu, nvcc_version
 from mhctune.autotuner.protocol import PROTOCOL_VERSION
+from mhctune.configs.loader import recognise
 from mhctune.kernels.compiler import C_FLAGS, C_PASS_CONFIG, PASS_CONFIG, cuda_arch
 from mhctune.kernels.dispatch import Fingerprint
+from mhctune.kernels.optional import OPTIONAL_ARMS
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Seam
 
@@ -69,13 +70,14 @@ def detect() -> Device:
 
 def optional_arms(device: Device) -> list[tuple[str, str]]:
     """Return the arms that need another project, and whether they could run here."""
-    if importlib.util.find_spec("deep_gemm") is None:
-        reason = "absent: deep_gemm is not installed"
-    elif device.target != "cuda":
-        reason = "absent: needs an NVIDIA GPU"
-    else:
-        reason = "absent: deep_gemm is installed, but this version has no arm for it"
-    return [("unfused (DeepGEMM projection)", reason), ("mega (DeepGEMM mega_mhc)", reason)]
+    target = recognise(device.gpu_name)
+    capability = target.compute_capability if target else None
+    rows = []
+    for arm in OPTIONAL_ARMS:
+        absence = arm.absence(capability)
+        offered = "importable, not offered: it was never run by this project"
+        rows.append((arm.name, f"absent: {absence}" if absence else offered))
+    return rows
 
 
 def doctor_rows(device: Device) -> list[tuple[str, str]]:
