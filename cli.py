@@ -278,7 +278,8 @@ def plan(
         print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
         return
     counts = " ".join(map(str, made.token_counts))
-    say(f"{target.name}: {made.seam.name}, {made.problem}\ntokens {counts}, {made.protocol.samples} samples")
+    say(f"{target.name}: {made.seam.name}, {made.seam.label(made.problem)}")
+    say(f"tokens {counts}, {made.protocol.samples} samples")
     show(report.forecast_sheet(cost, cores))
 
 

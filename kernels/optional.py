@@ -37,7 +37,7 @@ class OptionalArm:
     condition: str = ""
 
     def absence(self, capability: tuple[int, int] | None) -> str:
-        """Return why it is absent on a GPU of this compute capability, None without one; empty if it is not."""
+        """Return why it is absent on a GPU of this compute capability (None: no GPU); empty if it is not."""
         if importlib.util.find_spec(self.module) is None:
             return f"{self.module} is not installed"
         if capability is None:

@@ -247,6 +247,17 @@ class Seam(ABC):
     def check(self, problem: Problem, inputs: Tensors, outputs: Tensors) -> list[Deviation]:
         """Compare outputs with the staged float64 reference; every output is listed."""
 
+    def label(self, problem: Problem) -> str:
+        """Return a label of a problem for people: what this seam depends on."""
+        mix = "own" if not problem.delayed else "carried" if problem.carried else "absent"
+        parts = {
+            "hc_pre_eps": f"{mix} pre-mix",
+            "norm": f"norm {problem.norm_eps:g}" if problem.norm else "no norm",
+            "sinkhorn_iters": f"{problem.sinkhorn_iters} iterations",
+        }
+        told = [text for name, text in parts.items() if name in self.depends_on]
+        return ", ".join([f"hidden {problem.hidden_size}", *told, *(["aux"] if problem.aux else [])])
+
     def arm(self, target: str, name: str) -> Arm:
         """Return one arm by name.
 

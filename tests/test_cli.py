@@ -313,7 +313,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "model that does not delay": (
         (*SWEEP, "--model", "deepseek-v4-pro"), 2, ("does not delay its pre block", "deepseek-v4.1-flash"),
     ),
-    "unknown seam": ((*SWEEP, "--seam", "pots"), 2, ("unknown seam 'pots'", "known: post_pre_delayed")),
+    "unknown seam": ((*SWEEP, "--seam", "pots"), 2, ("unknown seam 'pots'", "known: collapse, hc_head")),
     "unknown sweep": (
         ("sweep", "--sweep", "quik"), 2,
         ("unknown sweep 'quik' (did you mean 'quick'?)", "known: decode, full, quick", "a .toml file"),

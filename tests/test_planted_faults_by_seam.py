@@ -112,6 +112,7 @@ def faults_of(form: Form) -> tuple[str, ...]:
 
 
 CASES = [(form, fault) for form in FORMS for fault in faults_of(form)]
+CASES += [(forms.POST_PRE_DELAYED, fault) for fault in AUX]  # its others have a file of their own
 
 
 def problem_of(form: Form, fault: str) -> tuple[str, Problem]:

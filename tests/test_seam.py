@@ -16,7 +16,7 @@ from mhctune.kernels import seam as seam_module
 from mhctune.kernels.buffers import Role, total_bytes
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.registry import seam as find_seam
-from mhctune.kernels.seam import Arm, Deviation, Problem, Variant
+from mhctune.kernels.seam import Arm, Deviation, Problem, Seam, Variant
 
 SEAM = find_seam("post_pre_delayed")
 ARMS = SEAM.arms("c")
@@ -172,6 +172,26 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
     with pytest.raises(KeyError, match="no arm 'fused' on target 'abacus'; it has none"):
         SEAM.arm("abacus", "fused")
     assert SEAMS[SEAM.name] is SEAM
+
+
+def test_a_label_tells_what_a_seam_depends_on() -> None:
+    labels = {name: each.label(each.canonical(Problem(5120, aux=True))) for name, each in SEAMS.items()}
+    assert labels["post_pre_delayed"] == str(Problem(5120, aux=True))
+    assert labels["post_pre"] == "hidden 5120, own pre-mix, norm 1e-20, 20 iterations, aux"
+    assert labels["pre_broadcast"] == "hidden 5120, absent pre-mix, norm 1e-20, 20 iterations"
+    assert labels["hc_head"] == "hidden 5120, own pre-mix"
+    assert labels["post"] == "hidden 5120, aux"
+    assert labels["collapse"] == "hidden 5120"
+
+
+@pytest.mark.parametrize("seam", SEAMS.values(), ids=lambda seam: seam.name)
+def test_the_canonical_problem_keeps_what_a_seam_depends_on_and_nothing_else(seam: Seam) -> None:
+    usual = seam.canonical(Problem(768))
+    assert seam.canonical(usual) == usual
+    for name, value in CHANGES.items():
+        # From the seam's own usual problem: V4 seams have no carried mix to take away.
+        changed = seam.canonical(replace(Problem(768), **{name: value}))
+        assert (changed != usual) == (name in {"hidden_size", *seam.depends_on}), name
 
 
 # --- Source hashes ----------------------------------------------------------------------------------------

@@ -12,12 +12,17 @@ import pytest
 import torch
 from cover import pairwise
 
+from mhctune.autotuner.bench import HostBench
+from mhctune.autotuner.records import Cell as Race
+from mhctune.autotuner.records import Footprint
 from mhctune.kernels import forms
+from mhctune.kernels.buffers import total_bytes
 from mhctune.kernels.compiler import Compiler
 from mhctune.kernels.draw import REGIMES
 from mhctune.kernels.forms import Form
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Arm, Problem
+from mhctune.kernels.space import Candidate
 
 Run = Callable[..., dict[str, torch.Tensor]]
 FORMS = tuple(form for form in forms.FORMS if form is not forms.POST_PRE_DELAYED)
@@ -236,6 +241,22 @@ def test_eps_values_are_run_time_scalars_of_the_same_kernels(
     for name in set(odd) & set(form.free):
         other = replace(problem, **{name: getattr(usual, name)})  # type: ignore[arg-type]
         assert not all(d.ok for d in SEAMS[form.name].check(other, inputs, buffers)), name
+
+
+@pytest.mark.parametrize(("form", "arm"), ARMS, ids=lambda value: value.name)
+def test_the_bench_of_a_sweep_checks_and_times_every_arm(
+    form: Form, arm: Arm, compiler: Compiler, seed: int
+) -> None:
+    bench, problem = HostBench(SEAMS[form.name], compiler), form.canonical(Problem(SMALL))
+    cell = Race(form.name, problem, 3)
+    assert bench.enter(cell, seed) == bench.input_bytes(cell)
+    candidate = Candidate.of(arm.name, arm.preferred)
+    prepared = bench.prepare(candidate)
+    assert isinstance(prepared, Footprint), prepared
+    assert prepared.measured_bytes == total_bytes(arm.plan(problem, arm.preferred, 3))
+    latency = bench.sample(candidate, 0, 0, 2)
+    assert isinstance(latency, float)
+    assert latency > 0
 
 
 @pytest.mark.parametrize("form", [f for f in forms.FORMS if "aux" in f.free], ids=lambda form: form.name)
