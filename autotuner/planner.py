@@ -117,6 +117,7 @@ def spaces_of(seam: Seam, target: str, problem: Problem, limits: Limits) -> dict
     for name in [name for name in arms if name in (limits or arms)]:  # the order of ties, not the TOML's
         try:
             space = arms[name].space(problem).restricted(limits.get(name, {}))
+            arms[name].plan(problem, arms[name].preferred, 1)  # an arm may be unable to write aux
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if not space.candidates():

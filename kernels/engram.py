@@ -34,7 +34,7 @@ class SeamOutputs:
 
 @dataclass(frozen=True, slots=True)
 class DelayedSeam:
-    """The attention seam of V4.1 with its weights; `tables` are served digests by seam, absent ones built in.
+    """The attention seam of V4.1 with its weights.
 
     Attributes:
         problem: What is fixed; `aux` and the carried pre-mix follow from the call.
@@ -42,6 +42,8 @@ class DelayedSeam:
         scale: [3] fp32.
         base: [24] fp32.
         norm_weight: [H] bf16, or None for no norm.
+        tables: Digests of served tables by seam name, or, for calls that ask for aux (another problem), by seam
+            name and `/aux`. What is absent takes the built-in choice.
     """
 
     problem: Problem
@@ -77,17 +79,20 @@ class DelayedSeam:
         )  # fmt: skip
         post = (x, residual, post_mix, comb_mix)
         if inject is None:
-            table = self.tables.get("post_pre_delayed", "")
+            table = self._table("post_pre_delayed", aux)
             streams, next_post, next_comb, layer_input, next_pre, *mean = ops.post_pre_delayed(
                 *post, *pre, *scalars, table, aux
             )
         else:
-            streams, *mean = ops.post(*post, self.tables.get("post", ""), aux)
+            streams, *mean = ops.post(*post, self._table("post", aux), aux)
             streams = _injected(streams, inject)
             next_post, next_comb, layer_input, next_pre = ops.pre_delayed(
-                streams, *pre, *scalars, self.tables.get("pre_delayed", "")
+                streams, *pre, *scalars, self._table("pre_delayed", False)
             )
         return SeamOutputs(streams, next_post, next_comb, layer_input, next_pre, mean[0] if aux else None)
+
+    def _table(self, seam: str, aux: bool) -> str:
+        return self.tables.get(f"{seam}/aux" if aux else seam, "")
 
 
 def _injected(streams: Tensor, inject: Inject) -> Tensor:

@@ -237,3 +237,12 @@ def test_a_sweep_may_ask_for_aux(sweep_file: Callable[[str], str]) -> None:
     path = sweep_file("aux = true\n")
     assert plan_sweep(CPU, path).problem.aux
     assert not plan_sweep(CPU, path, seam="pre_delayed").problem.aux
+
+
+def test_aux_is_refused_where_an_arm_cannot_write_it(sweep_file: Callable[[str], str]) -> None:
+    cannot = [arm for arm in SEAM.arms("cuda") if not getattr(arm, "writes_aux", False)]
+    problem = Problem(hidden_size=5120, aux=True)
+    for arm in cannot:
+        with pytest.raises(ConfigError, match=r"does not write aux; call without aux and take torch.mean"):
+            spaces_of(SEAM, "cuda", problem, {arm.name: {}})
+    assert spaces_of(SEAM, "c", problem, {})

@@ -188,6 +188,24 @@ def test_outputs_that_share_memory_are_refused(form: Form, seed: int) -> None:
                 op_of(form, "_out")(*out_arguments(form, problem, inputs, outputs))
 
 
+def bytes_allocated(op: Any, given: tuple[Any, ...]) -> int:
+    """Return the bytes that torch's allocator gives out during a call, the second of its kind."""
+    op(*given)  # lays out what later calls only look up
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as seen:
+        op(*given)
+    return sum(max(event.self_cpu_memory_usage, 0) for event in seen.key_averages())
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_the_out_form_allocates_nothing(form: Form, seed: int) -> None:
+    problem = problems(form)[0]
+    inputs, outputs = inputs_of(form, problem, 5, seed), outputs_of(form, problem, 5)
+    assert bytes_allocated(op_of(form, "_out"), out_arguments(form, problem, inputs, outputs)) == 0
+    returned = sum(spec.bytes for spec in form.outputs(problem, 5))
+    assert bytes_allocated(op_of(form), arguments(form, problem, inputs)) >= returned
+
+
 def far_apart(rows: torch.Tensor, distance: int) -> torch.Tensor:
     """Return rows `distance` elements apart, with NaN between them."""
     arena = torch.full((rows.shape[0] * distance,), torch.nan, dtype=rows.dtype)
