@@ -42,8 +42,8 @@ class DelayedSeam:
         scale: [3] fp32.
         base: [24] fp32.
         norm_weight: [H] bf16, or None for no norm.
-        tables: Digests of served tables by seam name, or, for calls that ask for aux (another problem), by seam
-            name and `/aux`. What is absent takes the built-in choice.
+        tables: Digests of served tables by seam name, or by seam name and `/aux` for calls that ask for aux,
+            which is another problem. What is absent takes the built-in choice.
     """
 
     problem: Problem

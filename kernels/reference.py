@@ -94,7 +94,8 @@ def collapse(streams: torch.Tensor, pre_mix: torch.Tensor | None) -> torch.Tenso
 def step_of(value: torch.Tensor) -> torch.Tensor:
     """Return the distance between neighbouring bf16 numbers at each |value| (float64)."""
     # bf16 has 8 significant bits; the smallest normal exponent is -126.
-    exponent = torch.frexp(value.abs().double())[1].clamp(min=-125)
+    # frexp gives zero the exponent of 0.5, whose step would let a row of zeros be anything up to 2e-3.
+    exponent = torch.frexp(value.abs().double())[1].masked_fill(value == 0, -125).clamp(min=-125)
     return torch.ldexp(torch.ones_like(value, dtype=torch.float64), exponent - 8)
 
 
@@ -154,6 +155,7 @@ def layer_input_use(
     rstd = torch.rsqrt(mean_square(exact) + eps)
     low, high = ((exact + side).bfloat16().double() * rstd * weight.double() for side in (-slack, slack))
     uses = [rounding_use(stored, value, norm_slack * value.abs()) for value in (low, high)]
-    several = 2 * slack > step_of(exact)
+    # The smallest step within the slack counts: just above a power of two the numbers below lie closer.
+    several = 2 * slack > step_of((exact.abs() - slack).clamp(min=0))
     between = (stored.double() - low) * (stored.double() - high) <= 0
     return torch.where(several & between, 0.0, torch.minimum(*uses))

@@ -227,6 +227,21 @@ def test_a_nan_stays_in_its_row_and_a_row_of_zeros_is_finite(
         assert same_bits(dirty[spec.name][:4], clean[spec.name][:4]), spec.name
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_row_of_zeros_that_does_not_come_out_as_zeros_is_seen(form: Form, run_arm: Run, seed: int) -> None:
+    """Half a step of zero is nothing, not half a step of 0.5."""
+    problem, arm = form.canonical(Problem(SMALL, aux=True)), SEAMS[form.name].arms("c")[0]
+    inputs = inputs_of(form, problem, 5, seed, "zero_row")
+    outputs = run_arm(arm, problem, dict(arm.preferred), inputs)
+    for spec in form.outputs(problem, 1):
+        if spec.dtype == "bfloat16":
+            assert not outputs[spec.name][2].any()
+            wrong = {**outputs, spec.name: outputs[spec.name].clone()}
+            wrong[spec.name][2].flatten()[7] = 1e-6
+            found = {d.output: d for d in SEAMS[form.name].check(problem, inputs, wrong)}
+            assert not found[spec.name].ok, spec.name
+
+
 @pytest.mark.parametrize(("form", "arm"), ARMS, ids=lambda value: value.name)
 def test_eps_values_are_run_time_scalars_of_the_same_kernels(
     form: Form, arm: Arm, run_arm: Run, seed: int, record_property: Callable[[str, object], None]
