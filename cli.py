@@ -78,7 +78,8 @@ SweepName = Annotated[str | None, Option(
     "--sweep", help=f"{', '.join(loader.names('sweep'))} or a .toml file (default: quick; on GPUs decode).")]
 ModelName = Annotated[str | None, Option(
     "--model", help=f"{', '.join(loader.names('model'))} (default: the sweep's).")]
-SeamName = Annotated[str | None, Option("--seam", help="Seam to tune (default: the sweep's).")]
+SeamName = Annotated[str | None, Option(
+    "--seam", help="Seam to tune (default: the sweep's). A V4 seam takes a V4 model, or --model.")]
 Tokens = Annotated[str | None, Option("--tokens", help="Token counts, such as 1,2,4 (default: the sweep's).")]
 Samples = Annotated[int | None, Option("--samples", min=5, help="Timed rounds (default: the sweep's).")]
 Regret = Annotated[float | None, Option(
@@ -285,7 +286,8 @@ def plan(
         print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
         return
     counts = " ".join(map(str, made.token_counts))
-    say(f"{target.name}: {made.seam.name}, {made.problem}\ntokens {counts}, {made.protocol.samples} samples")
+    say(f"{target.name}: {made.seam.name}, {made.seam.label(made.problem)}")
+    say(f"tokens {counts}, {made.protocol.samples} samples")
     show(report.forecast_sheet(cost, cores))
 
 

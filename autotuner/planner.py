@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from mhctune.autotuner.bench import input_bytes
 from mhctune.autotuner.probe import Device, detect, fingerprint
@@ -20,7 +21,7 @@ from mhctune.configs.loader import (
     parse_token_counts,
     recognise,
 )
-from mhctune.configs.schema import GpuTarget, Model
+from mhctune.configs.schema import GpuTarget, Model, Sweep, Target
 from mhctune.kernels.buffers import total_bytes
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.registry import SEAMS
@@ -40,6 +41,10 @@ _STARTUP_S = 10.0
 """Importing torch and TileLang, measured on two cores."""
 
 
+Limits = Mapping[str, Mapping[str, Sequence[int]]]
+"""Arm → tunable → the values that are tried."""
+
+
 def known_seam(name: str) -> Seam:
     """Return a seam by name.
 
@@ -51,23 +56,55 @@ def known_seam(name: str) -> Seam:
     return SEAMS[name]
 
 
-def problem_of(model: Model, seam: Seam) -> Problem:
-    """Return a model's problem for a seam.
+def problem_of(model: Model, seam: Seam, aux: bool = False) -> Problem:
+    """Return a model's problem for a seam, with the mean over the streams if `aux`.
 
     Raises:
-        ConfigError: the seam delays the pre block and the model does not.
+        ConfigError: one of them delays the pre block and the other does not.
     """
-    if seam.name.endswith("_delayed") and not model.delayed:
+    problem = Problem(**model.problem_fields(), aux=aux, delayed=model.delayed)  # type: ignore[arg-type]
+    found = seam.canonical(problem)
+    if found.delayed != model.delayed and "rms_eps" in seam.depends_on:
+        does = {True: "delays its pre block (V4.1)", False: "does not delay its pre block (V4)"}
         raise ConfigError(
-            f"model {model.name!r} does not delay its pre block, seam {seam.name!r} does; "
-            "use a V4.1 model, such as deepseek-v4.1-flash"
+            f"model {model.name!r} {does[model.delayed]}, seam {seam.name!r} {does[found.delayed]}; "
+            f"use a model that fits, such as {_MODELS[found.delayed]}"
         )
-    return Problem(**model.problem_fields())  # type: ignore[arg-type]
+    return found
 
 
-def spaces_of(
-    seam: Seam, target: str, problem: Problem, limits: Mapping[str, Mapping[str, Sequence[int]]]
-) -> dict[str, SearchSpace]:
+_MODELS = {True: "deepseek-v4.1-flash", False: "deepseek-v4-pro"}
+
+
+def _model_of(named: str | None, config: Sweep, seam: Seam) -> Model:
+    """Return the model that was named, or the sweep's; for a seam of the other version that version's."""
+    model = load_model(named or config.model)
+    if named is None and seam.name != config.seam:
+        wanted = seam.canonical(Problem(model.hidden_size, delayed=model.delayed)).delayed
+        return model if wanted == model.delayed else load_model(_MODELS[wanted])
+    return model
+
+
+def _limits_of(config: Sweep, target: str, seam: Seam, problem: Problem) -> Limits:
+    """Return the sweep's limits; for another seam than the sweep's what of them it has.
+
+    An arm that the sweep does not name keeps every value, and so does a tunable none of whose values fit.
+    """
+    limits = config.space.get(cast(Target, target), {})
+    if seam.name == config.seam:
+        return limits
+    fitting: dict[str, dict[str, Sequence[int]]] = {}
+    for arm in seam.arms(target):
+        declared = {tunable.name: tunable.values for tunable in arm.space(problem).tunables}
+        kept = {
+            name: [value for value in values if value in declared.get(name, ())]
+            for name, values in limits.get(arm.name, {}).items()
+        }
+        fitting[arm.name] = {name: values for name, values in kept.items() if values}
+    return fitting
+
+
+def spaces_of(seam: Seam, target: str, problem: Problem, limits: Limits) -> dict[str, SearchSpace]:
     """Return the space of each arm; `limits` restrict tunables and, where given, name the arms.
 
     Raises:
@@ -81,6 +118,7 @@ def spaces_of(
     for name in [name for name in arms if name in (limits or arms)]:  # the order of ties, not the TOML's
         try:
             space = arms[name].space(problem).restricted(limits.get(name, {}))
+            arms[name].plan(problem, arms[name].preferred, 1)  # an arm may be unable to write aux
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if not space.candidates():
@@ -162,8 +200,8 @@ def plan_sweep(
     if gpu.target == "c" and l2 == "cold":
         raise ColdHost(f"l2 'cold' is for GPUs; the target {gpu.target!r} ({gpu.name}) is timed 'warm'")
     protocol = Protocol.of(gpu.target, samples or config.samples)
-    problem = problem_of(load_model(model or config.model), found)
-    limits = config.space.get(gpu.target, {})
+    problem = problem_of(_model_of(model, config, found), found, config.aux)
+    limits = _limits_of(config, gpu.target, found, problem)
     return SweepPlan(
         seam=found,
         problem=problem,

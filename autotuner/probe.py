@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -16,8 +15,10 @@ from typing import Any
 from mhctune.autotuner.budget import size
 from mhctune.autotuner.nvidia import first_gpu, nvcc_version
 from mhctune.autotuner.protocol import PROTOCOL_VERSION
-from mhctune.kernels.compiler import C_FLAGS, PASS_CONFIG, cuda_arch
+from mhctune.configs.loader import recognise
+from mhctune.kernels.compiler import C_FLAGS, C_PASS_CONFIG, PASS_CONFIG, cuda_arch
 from mhctune.kernels.dispatch import Fingerprint
+from mhctune.kernels.optional import OPTIONAL_ARMS
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Seam
 
@@ -69,13 +70,14 @@ def detect() -> Device:
 
 def optional_arms(device: Device) -> list[tuple[str, str]]:
     """Return the arms that need another project, and whether they could run here."""
-    if importlib.util.find_spec("deep_gemm") is None:
-        reason = "absent: deep_gemm is not installed"
-    elif device.target != "cuda":
-        reason = "absent: needs an NVIDIA GPU"
-    else:
-        reason = "absent: deep_gemm is installed, but this version has no arm for it"
-    return [("unfused (DeepGEMM projection)", reason), ("mega (DeepGEMM mega_mhc)", reason)]
+    target = recognise(device.gpu_name)
+    capability = target.compute_capability if target else None
+    rows = []
+    for arm in OPTIONAL_ARMS:
+        absence = arm.absence(capability)
+        offered = "importable, not offered: it was never run by this project"
+        rows.append((arm.name, f"absent: {absence}" if absence else offered))
+    return rows
 
 
 def doctor_rows(device: Device) -> list[tuple[str, str]]:
@@ -96,8 +98,12 @@ def doctor_rows(device: Device) -> list[tuple[str, str]]:
         arms = ", ".join(arm.name for arm in seam.arms(device.target))
         rows.append((f"arms of {seam.name}", arms or f"none on target {device.target}"))
         if arms:
-            rows.append(("fingerprint", fingerprint(seam, device.target).digest))
+            rows.append((f"fingerprint of {seam.name}", fingerprint(seam, device.target).digest))
     return rows
+
+
+def _json(config: dict[str, bool]) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"))
 
 
 def fingerprint(seam: Seam, target: str) -> Fingerprint:
@@ -122,7 +128,7 @@ def fingerprint(seam: Seam, target: str) -> Fingerprint:
             driver=f"{platform.system()} {platform.release()}",
             cuda="",
             compiler=gcc_version(),
-            pass_config="{}",
+            pass_config=_json(C_PASS_CONFIG),
             compile_flags=" ".join(C_FLAGS),
             **common,
         )
@@ -139,7 +145,7 @@ def fingerprint(seam: Seam, target: str) -> Fingerprint:
         driver=gpu.driver,
         cuda=torch.version.cuda or "",
         compiler=nvcc_version(),
-        pass_config=json.dumps(PASS_CONFIG, sort_keys=True, separators=(",", ":")),
+        pass_config=_json(PASS_CONFIG),
         compile_flags=f"arch={cuda_arch()}",
         **common,
     )

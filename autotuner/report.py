@@ -354,7 +354,7 @@ def doctor_sheet(device: Device) -> Sheet:
     """Show the device, the toolchain, the arms on it and what is known."""
     found = recognise(device.gpu_name)
     target = found.name if found else f"none is written for {device.name}"
-    kinds: tuple[Kind, ...] = ("gpu", "model", "sweep")
+    kinds: tuple[Kind, ...] = ("gpu", "model", "sweep", "baseline")
     known = [(f"known {'target' if kind == 'gpu' else kind}s", ", ".join(names(kind))) for kind in kinds]
     return Sheet("doctor", ("what", "found"), (("target", target), *doctor_rows(device), *known))
 

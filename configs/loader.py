@@ -1,4 +1,4 @@
-"""Loading: from a name or a TOML file to a GPU target, a model or a sweep."""
+"""Loading: from a name or a TOML file to a GPU target, a model, a sweep or a baseline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from mhctune.configs.baseline import Baseline
 from mhctune.configs.errors import ConfigError, nearest, unknown
 from mhctune.configs.schema import GpuTarget, Model, Sweep, check_token_counts
 
 PACKAGE = Path(__file__).resolve().parent
 
-Kind = Literal["gpu", "model", "sweep"]
+Kind = Literal["gpu", "model", "sweep", "baseline"]
 _T = TypeVar("_T", bound=BaseModel)
 
 
@@ -39,6 +40,15 @@ def load_model(name: str) -> Model:
         ConfigError: there is no such model, or its file is not what it must be.
     """
     return _load(Model, _shipped("model", name))
+
+
+def load_baseline(name: str) -> Baseline:
+    """Load what a runtime ships by name.
+
+    Raises:
+        ConfigError: there is no such baseline, or its file is not what it must be.
+    """
+    return _load(Baseline, _shipped("baseline", name))
 
 
 def load_sweep(name_or_path: str | Path) -> Sweep:

@@ -19,13 +19,13 @@ Space = dict[Target, dict[str, dict[str, list[Annotated[int, Field(ge=0)]]]]]
 """Target → arm → tunable → the values that are tried."""
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     """Frozen, no silent keys, no silent conversion of types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Figure(_Strict):
+class Figure(Strict):
     """One number of a GPU and where it comes from.
 
     `device` was read off a device by this project, `reported` is a device's own output that somebody else
@@ -43,7 +43,7 @@ class Figure(_Strict):
         return self
 
 
-class Figures(_Strict):
+class Figures(Strict):
     """What is known of a GPU before it is asked."""
 
     sm_count: Figure
@@ -52,7 +52,7 @@ class Figures(_Strict):
     bandwidth_gb_s: Figure
 
 
-class GpuTarget(_Strict):
+class GpuTarget(Strict):
     """A GPU that can be named on the command line.
 
     `match` must match the whole device name, as the driver reports it; it is empty for the target that a
@@ -96,7 +96,7 @@ class GpuTarget(_Strict):
         return re.fullmatch(self.match, device_name.strip()) is not None
 
 
-class Model(_Strict):
+class Model(Strict):
     """The constants of a model's mHC seams.
 
     Attributes:
@@ -125,10 +125,11 @@ class Model(_Strict):
         return self.model_dump(exclude={"name", "about", "layers", "delayed"})
 
 
-class Sweep(_Strict):
+class Sweep(Strict):
     """What is raced, how often, and how much a band may lose.
 
     Attributes:
+        aux: The problem also asks for the mean over the streams, where the seam has it.
         samples: Timed replays of each candidate that reaches the end of its race.
         max_regret: Bound of the bands; 0.05 lets a choice be 5 % slower than the best of its cell.
         l2: `warm` times the same buffers launch after launch, `cold` slots that outgrow the cache (on GPUs).
@@ -139,6 +140,7 @@ class Sweep(_Strict):
     about: str
     seam: str = "post_pre_delayed"
     model: str = "deepseek-v4.1-flash"
+    aux: bool = False
     token_counts: tuple[int, ...]
     samples: int = Field(ge=5)
     max_regret: float = Field(ge=0, lt=1)

@@ -25,6 +25,8 @@ PASS_CONFIG = {
     "tl.disable_tma_lower": True,
     "tl.disable_warp_specialized": True,
 }
+C_PASS_CONFIG = {"tl.disable_safe_memory_legalize": True}
+"""The same guards would stand around every load of a tensor whose extent is known only at run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class CompileError(RuntimeError):
 _tracing = threading.Lock()
 
 KERNELS = {
-    "c": ("post", "projection", "post_pre", "epilogue"),
+    "c": ("post", "projection", "post_pre", "epilogue", "head", "collapse"),
     "cuda": ("post", "projection", "projection_mma", "post_pre", "post_pre_mma", "epilogue"),
 }
 """By target the kernels there are: each is a function of its own name in a module of its own name."""
@@ -69,7 +71,12 @@ def _factory(variant: Variant) -> Callable[..., Any]:
 
 def _options(target: str) -> dict[str, Any]:
     if target == "c":
-        return {"target": "c", "execution_backend": "cython", "compile_flags": list(C_FLAGS)}
+        return {
+            "target": "c",
+            "execution_backend": "cython",
+            "compile_flags": list(C_FLAGS),
+            "pass_configs": dict(C_PASS_CONFIG),
+        }
     return {"target": {"kind": "cuda", "arch": cuda_arch()}, "pass_configs": dict(PASS_CONFIG)}
 
 

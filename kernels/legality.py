@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import fields
 
 from mhctune.kernels.dispatch import Choice, DispatchTable, TableError
+from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Problem
 
 
 def problem_of(table: DispatchTable) -> Problem:
     """Return the problem of a table; fields that it leaves out have their usual values.
+
+    Fields that the table's seam does not depend on are at their one value.
 
     Raises:
         TableError: a field is unknown, missing or has a value that no kernel computes.
@@ -19,8 +22,10 @@ def problem_of(table: DispatchTable) -> Problem:
     unknown = sorted(set(table.problem) - set(known))
     if unknown:
         raise TableError(f"unknown problem fields {unknown}; known: {', '.join(known)}")
+    owner = SEAMS.get(table.seam)
     try:
-        return Problem(**table.problem)
+        problem = Problem(**table.problem)
+        return owner.canonical(problem) if owner else problem
     except (TypeError, ValueError) as error:
         raise TableError(str(error)) from error
 

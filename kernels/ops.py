@@ -1,303 +1,204 @@
-"""The torch ops that dispatch: `mhctune::post_pre_delayed` and its `_out` form.
+"""The torch ops that dispatch: `mhctune::<seam>` and `mhctune::<seam>_out`, built from the seams' forms.
 
 `table` is the digest of a served table, or empty for the built-in choice. The allocating form is for eager
-use and tests; the `_out` form writes its arguments, allocates nothing and is what graphs capture.
+use and tests and returns its outputs as a list; the `_out` form writes its arguments, allocates nothing and
+is what graphs capture. `ops.post_pre_delayed_out.__doc__` lists the arguments. An output that only some
+problems have (`aux`) comes after `table`: the `_out` form takes the tensor or None, the other form a bool.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mhctune.kernels import serving
+from mhctune.kernels.argument import Expected, check, check_devices, tokens_and_hidden
 from mhctune.kernels.buffers import torch_dtype
-from mhctune.kernels.registry import seam as find_seam
+from mhctune.kernels.forms import FORMS, SCALARS, Form
 from mhctune.kernels.seam import Problem
 
-_SEAM = "post_pre_delayed"
 _TARGETS = {"cpu": "c", "cuda": "cuda"}
-_ALIGNMENT = 16
-"""Bytes that the kernels move at a time; torch's allocators give more."""
 
 Tensors = dict[str, Tensor]
 
 
-@lru_cache(maxsize=256)
-def _problem(
-    hidden_size: int, carried: bool, norm: bool, sinkhorn_iters: int,
-    rms_eps: float, hc_pre_eps: float, sinkhorn_eps: float, post_mult: float, norm_eps: float,
-) -> Problem:  # fmt: skip
-    return Problem(
-        hidden_size, carried, norm, sinkhorn_iters, rms_eps, hc_pre_eps, sinkhorn_eps, post_mult, norm_eps
-    )
+class SeamOp:
+    """Both forms of one seam's op."""
 
+    def __init__(self, form: Form) -> None:
+        """Lay out the arguments: inputs, outputs, scratch, scalars, table, optional outputs."""
+        self.form = form
+        self.name, self.out_name = f"mhctune::{form.name}", f"mhctune::{form.name}_out"
+        self._first = form.reads[0].name
+        self._reads = [spec.name for spec in form.reads]
+        self._writes = [spec.name for spec in form.writes if not spec.when]
+        self._optional = [spec for spec in form.writes if spec.when]
+        self._scratch = ["scratch"] if form.weights is not None else []
+        self._scalars = [name for name in (*SCALARS, "sinkhorn_iters") if name in form.free]
+        self.names = [*self._reads, *self._writes, *self._scratch, *self._scalars, "table"]
+        self.names += [spec.name for spec in self._optional]
+        self._tensors = [*self._reads, *self._writes, *self._scratch, *(s.name for s in self._optional)]
+        # Problem fields that follow from which tensors are given.
+        self._given = [(spec.when, spec.name) for spec in form.reads if spec.when]
+        self._problem = lru_cache(maxsize=256)(self._build_problem)
+        self._expected = lru_cache(maxsize=1024)(self._build_expected)
 
-class _Expected(NamedTuple):
-    """What a tensor must be; `written` for outputs and scratch."""
+    def schema(self, out: bool) -> str:
+        """Return the signature of a form in torch's language."""
+        parts = [f"Tensor{'?' if spec.when else ''} {spec.name}" for spec in self.form.reads]
+        written = [*self._writes, *self._scratch, *(spec.name for spec in self._optional)]
+        if out:
+            parts += [f"Tensor(a{written.index(name)}!) {name}" for name in (*self._writes, *self._scratch)]
+        kinds = {"sinkhorn_iters": "SymInt"}
+        parts += [f"{kinds.get(name, 'float')} {name}" for name in self._scalars]
+        parts.append('str table=""')
+        for spec in self._optional:
+            of_out = f"Tensor(a{written.index(spec.name)}!)? {spec.name}=None"
+            parts.append(of_out if out else f"bool {spec.when}=False")
+        return f"({', '.join(parts)}) -> {'()' if out else 'Tensor[]'}"
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    nbytes: int
-    written: bool = False
+    def run_out(self, *args: Any) -> None:
+        """Run the seam into the caller's tensors."""
+        named = self._named(self.names, args)
+        tensors = {name: named[name] for name in self._tensors if named[name] is not None}
+        flags = [named[spec.name] is not None for spec in self._optional]
+        tokens, problem = self._call(self.out_name, named, flags)
+        size = tensors["scratch"].numel() if self._scratch else 0
+        check(self.out_name, self._expected(problem, tokens, size), tensors, self._first)
+        if tokens:
+            self._launch(self.out_name, named["table"], problem, tokens, tensors)
 
+    def run(self, *args: Any) -> list[Tensor]:
+        """Run the seam into new tensors."""
+        flag_names = [spec.when for spec in self._optional]
+        named = self._named([*self._reads, *self._scalars, "table", *flag_names], args)
+        flags = [bool(named[name]) for name in flag_names]
+        tokens, problem = self._call(self.name, named, flags)
+        tensors = {name: named[name] for name in self._reads if named[name] is not None}
+        check(self.name, self._expected(problem, tokens, None), tensors, self._first)
+        first = tensors[self._first]
+        outputs = self._empty(first, flags)
+        if tokens:
+            target, table = _TARGETS[first.device.type], named["table"]
+            if self._scratch:
+                numel = serving.scratch_numel(table, self.form.name, problem, target, tokens)
+                tensors["scratch"] = first.new_empty(numel, dtype=torch.float32)
+            self._launch(self.name, table, problem, tokens, {**tensors, **outputs})
+        return list(outputs.values())
 
-@lru_cache(maxsize=1024)
-def _expected(problem: Problem, tokens: int) -> tuple[tuple[_Expected, ...], tuple[_Expected, ...]]:
-    """Return what the inputs and the outputs of a call must be."""
-    hidden = problem.hidden_size
-    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-        "x": ((tokens, hidden), torch.bfloat16),
-        "residual": ((tokens, 4, hidden), torch.bfloat16),
-        "post_mix": ((tokens, 4), torch.float32),
-        "comb_mix": ((tokens, 4, 4), torch.float32),
-        "fn": ((24, 4, hidden), torch.float32),
-        "scale": ((3,), torch.float32),
-        "base": ((24,), torch.float32),
-    }
-    if problem.carried:
-        shapes["pre_mix"] = ((tokens, 4), torch.float32)
-    if problem.norm:
-        shapes["norm_weight"] = ((hidden,), torch.bfloat16)
-    inputs = tuple(
-        _Expected(name, shape, dtype, math.prod(shape) * dtype.itemsize)
-        for name, (shape, dtype) in shapes.items()
-    )
-    outputs = tuple(
-        _Expected(spec.name, spec.shape, torch_dtype(spec.dtype), spec.bytes, True)
-        for spec in find_seam(_SEAM).outputs(problem, tokens)
-    )
-    return inputs, outputs
+    def fake_out(self, *args: Any, **kwargs: Any) -> None:
+        """Check devices; there is nothing else to tell."""
+        check_devices(self.out_name, self.names, self._merged(self.names, args, kwargs))
 
+    def fake(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        """Return outputs of the right shapes without computing."""
+        flag_names = [spec.when for spec in self._optional]
+        names = [*self._reads, *self._scalars, "table", *flag_names]
+        values = self._merged(names, args, kwargs)
+        check_devices(self.name, names, values)
+        flags = [bool(values[names.index(name)]) for name in flag_names]
+        return list(self._empty(values[0], flags).values())
 
-def _tokens_and_hidden(op: str, x: Tensor) -> tuple[int, int]:
-    """Return the extents of x, which the other tensors are held to."""
-    if x.dim() != 2:
-        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, expected [tokens, hidden]")
-    if x.device.type not in _TARGETS:
-        raise ValueError(f"{op}: x is on {x.device}; this op runs on cpu and cuda")
-    tokens, hidden = x.shape
-    return tokens, hidden
+    def _named(self, names: list[str], args: tuple[Any, ...]) -> dict[str, Any]:
+        # torch leaves out trailing arguments that equal their defaults.
+        values = args if len(args) == len(names) else self._merged(names, args, {})
+        return dict(zip(names, values, strict=True))
 
+    def _merged(self, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        return [*args, *(kwargs.get(name, "" if name == "table" else None) for name in names[len(args) :])]
 
-def _check(op: str, expected: tuple[_Expected, ...], inputs: Tensors, outputs: Tensors) -> None:
-    """Refuse tensors that the kernels would misread, and written ones that share memory with others.
+    def _call(self, op: str, named: dict[str, Any], flags: list[bool]) -> tuple[int, Problem]:
+        first = named[self._first]
+        tokens, hidden = tokens_and_hidden(op, self.form.reads[0], first, tuple(_TARGETS))
+        given = tuple(named[name] is not None for _, name in self._given)
+        scalars = tuple(named[name] for name in self._scalars)
+        return tokens, self._problem(hidden, given, tuple(flags), scalars)
 
-    Raises:
-        ValueError: the dtype, shape, device, layout, alignment or memory of a tensor; the message says which.
-    """
-    device = inputs["x"].device
-    ranges: list[tuple[int, int, str, bool]] = []
-    for name, shape, dtype, nbytes, written in expected:
-        tensor = (outputs if written else inputs)[name]
-        if (
-            tensor.dtype != dtype
-            or tensor.shape != shape
-            or tensor.device != device
-            or not tensor.is_contiguous()
-        ):
-            raise ValueError(f"{op}: {name} {_misfit(tensor, shape, dtype, device)}")
-        if nbytes:
-            first = tensor.data_ptr()
-            if first % _ALIGNMENT:
-                remedy = "slice at a multiple" if written else "slice at a multiple, or call .clone()"
-                raise ValueError(
-                    f"{op}: {name} begins {first % _ALIGNMENT} bytes past a multiple of {_ALIGNMENT}; the "
-                    f"kernels move {_ALIGNMENT} bytes at a time: {remedy}"
-                )
-            ranges.append((first, first + nbytes, name, written))
-    # Other programs still read the old streams while the first ones write the new. All are contiguous, so
-    # two share memory exactly if their address ranges meet; inputs may share with each other.
-    ranges.sort()
-    read_until = written_until = 0
-    reader = writer = ""
-    for first, end, name, written in ranges:
-        if first < written_until or (written and first < read_until):
-            other = reader if written and first < read_until else writer
-            raise ValueError(f"{op}: {name} shares memory with {other}; give each output its own")
-        if written:
-            written_until, writer = end, name
-        elif end > read_until:
-            read_until, reader = end, name
+    def _build_problem(
+        self, hidden: int, given: tuple[bool, ...], flags: tuple[bool, ...], scalars: tuple[float, ...]
+    ) -> Problem:
+        fields: dict[str, Any] = dict(zip(self._scalars, scalars, strict=True))
+        fields.update(zip((when for when, _ in self._given), given, strict=True))
+        fields.update(zip((spec.when for spec in self._optional), flags, strict=True))
+        return self.form.canonical(Problem(hidden, **fields))
 
+    def _build_expected(self, problem: Problem, tokens: int, scratch: int | None) -> tuple[Expected, ...]:
+        """Return what inputs must be and, unless the elements of scratch are None, what is written."""
+        found = [Expected.of(spec, problem, tokens) for spec in self.form.reads if spec.exists(problem)]
+        if scratch is not None:
+            written = [spec for spec in self.form.writes if spec.exists(problem)]
+            found += [Expected.of(spec, problem, tokens, True) for spec in written]
+            if self._scratch:
+                found.append(Expected("scratch", (scratch,), torch.float32, 4 * scratch, True))
+        return tuple(found)
 
-def _misfit(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> str:
-    if tensor.dtype != dtype:
-        return f"is {tensor.dtype}, expected {dtype}; convert it before the call"
-    if tensor.shape != shape:
-        return f"has shape {tuple(tensor.shape)}, expected {shape}"
-    if tensor.device != device:
-        return f"is on {tensor.device}, x on {device}; move it there"
-    return f"has strides {tensor.stride()}, expected contiguous; call .contiguous()"
-
-
-_ARGUMENTS = (
-    "residual", "post_mix", "comb_mix", "fn", "scale", "base", "pre_mix", "norm_weight", "residual_out",
-    "next_post_mix", "next_comb_mix", "layer_input", "next_pre_mix", "scratch",
-)  # fmt: skip
-
-
-def _check_devices(op: str, x: Tensor, others: tuple[object, ...]) -> None:
-    """Refuse tensors of several devices: one on meta makes torch run the fake, which computes nothing."""
-    for index, other in enumerate(others):
-        if isinstance(other, Tensor) and other.device != x.device:
-            raise ValueError(
-                f"{op}: {_ARGUMENTS[index]} is on {other.device}, x on {x.device}; move it there"
+    def _empty(self, first: Tensor, flags: list[bool]) -> Tensors:
+        asked = dict(zip((spec.name for spec in self._optional), flags, strict=True))
+        return {
+            spec.name: first.new_empty(
+                spec.extents(first.shape[0], first.shape[-1]), dtype=torch_dtype(spec.dtype)
             )
+            for spec in self.form.writes
+            if asked.get(spec.name, True)
+        }
+
+    def _launch(self, op: str, table: str, problem: Problem, tokens: int, tensors: Tensors) -> None:
+        target = _TARGETS[tensors[self._first].device.type]
+        found = serving.dispatch_canonical(table, self.form.name, problem, target, tokens)
+        if self._scratch:
+            scratch = tensors["scratch"]
+            if scratch.numel() < found.scratch.numel:
+                raise ValueError(
+                    f"{op}: scratch has {scratch.numel()} elements, {tokens} tokens need "
+                    f"{found.scratch.numel}; size it once with serving.scratch_numel(table, seam, problem, "
+                    "target, max_tokens)"
+                )
+            tensors.update(found.scratch.views(scratch))
+        # Arms take every input; one that a problem leaves out is never read: its slot gets a view like it.
+        if "pre_mix" in self._reads and "pre_mix" not in tensors:
+            tensors["pre_mix"] = tensors["next_post_mix"]
+        if "norm_weight" in self._reads and "norm_weight" not in tensors:
+            tensors["norm_weight"] = tensors["layer_input"][0]
+        found.launch(tensors, tensors)
 
 
-def _run(
-    op: str, table: str, problem: Problem, tokens: int, inputs: Tensors, outputs: Tensors, scratch: Tensor
-) -> None:
-    target = _TARGETS[scratch.device.type]
-    found = serving.dispatch(table, _SEAM, problem, target, tokens)
-    if scratch.numel() < found.scratch.numel:
-        raise ValueError(
-            f"{op}: scratch has {scratch.numel()} elements, {tokens} tokens need {found.scratch.numel}; size "
-            "it once with serving.scratch_numel(table, seam, problem, target, max_tokens)"
-        )
-    # Arms take every input; one that a problem leaves out is never read, its slot gets a view of its shape.
-    if not problem.carried:
-        inputs["pre_mix"] = outputs["next_pre_mix"]
-    if not problem.norm:
-        inputs["norm_weight"] = outputs["layer_input"][0]
-    outputs.update(found.scratch.views(scratch))
-    found.launch(inputs, outputs)
-
-
-def _inputs(
-    x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, fn: Tensor, scale: Tensor, base: Tensor,
-    pre_mix: Tensor | None, norm_weight: Tensor | None,
-) -> Tensors:  # fmt: skip
-    tensors = {
-        "x": x, "residual": residual, "post_mix": post_mix, "comb_mix": comb_mix, "fn": fn, "scale": scale,
-        "base": base, "pre_mix": pre_mix, "norm_weight": norm_weight,
-    }  # fmt: skip
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def _post_pre_delayed_out(
-    x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, fn: Tensor, scale: Tensor, base: Tensor,
-    pre_mix: Tensor | None, norm_weight: Tensor | None,
-    residual_out: Tensor, next_post_mix: Tensor, next_comb_mix: Tensor, layer_input: Tensor,
-    next_pre_mix: Tensor, scratch: Tensor,
-    rms_eps: float, hc_pre_eps: float, sinkhorn_eps: float, post_mult: float, norm_eps: float,
-    sinkhorn_iters: int, table: str = "",
-) -> None:  # fmt: skip
-    """Run the seam into the caller's tensors, each contiguous and aligned to 16 bytes.
-
-    Args:
-        x: Sublayer output [T, H] bf16.
-        residual: Streams [T, 4, H] bf16.
-        post_mix: [T, 4] fp32, of the pre block before this sublayer.
-        comb_mix: [T, 4, 4] fp32, rows are old streams.
-        fn: Projection weights [24, 4, H] fp32.
-        scale: [3] fp32, for pre, post and comb.
-        base: [24] fp32.
-        pre_mix: Carried pre-mix [T, 4] fp32, or None at the model's entry (stream 0 is taken).
-        norm_weight: RMSNorm weight [H] bf16, or None for no norm.
-        residual_out: New streams [T, 4, H] bf16.
-        next_post_mix: [T, 4] fp32.
-        next_comb_mix: [T, 4, 4] fp32.
-        layer_input: [T, H] bf16.
-        next_pre_mix: [T, 4] fp32.
-        scratch: At least `serving.scratch_numel(...)` elements fp32.
-        rms_eps: Inside the projection's rsqrt.
-        hc_pre_eps: Added to the pre-mix.
-        sinkhorn_eps: In Sinkhorn's quotient and denominators.
-        post_mult: Factor of the post-mix.
-        norm_eps: Inside the RMSNorm's rsqrt.
-        sinkhorn_iters: Column steps.
-        table: Digest of a served table; empty for the built-in choice.
-
-    Raises:
-        ValueError: a tensor of the wrong dtype, shape, device, layout or alignment, an output that shares
-            memory, or too little scratch.
-        LookupError: the table is not served in this process.
-    """
-    op = "mhctune::post_pre_delayed_out"
-    inputs = _inputs(x, residual, post_mix, comb_mix, fn, scale, base, pre_mix, norm_weight)
-    tokens, hidden = _tokens_and_hidden(op, x)
-    problem = _problem(
-        hidden, pre_mix is not None, norm_weight is not None, sinkhorn_iters,
-        rms_eps, hc_pre_eps, sinkhorn_eps, post_mult, norm_eps,
-    )  # fmt: skip
-    outputs = {
-        "residual_out": residual_out, "next_post_mix": next_post_mix, "next_comb_mix": next_comb_mix,
-        "layer_input": layer_input, "next_pre_mix": next_pre_mix,
-    }  # fmt: skip
-    size = scratch.numel()
-    expected_inputs, expected_outputs = _expected(problem, tokens)
-    flat = _Expected("scratch", (size,), torch.float32, 4 * size, True)
-    _check(op, (*expected_inputs, *expected_outputs, flat), inputs, {**outputs, "scratch": scratch})
-    if tokens:
-        _run(op, table, problem, tokens, inputs, outputs, scratch)
-
-
-def _fake_out(x: Tensor, *args: object, **kwargs: object) -> None:
-    _check_devices("mhctune::post_pre_delayed_out", x, args)
-
-
-# Not `torch.library.custom_op`: the wrapper that it puts around an op of six mutated arguments takes longer
-# than all checks together. What it adds serves autograd, and this op has no gradient in either form.
-_WRITTEN = (
-    "residual_out", "next_post_mix", "next_comb_mix", "layer_input", "next_pre_mix", "scratch",
-)  # fmt: skip
-_schema = torch.library.infer_schema(_post_pre_delayed_out, mutates_args=_WRITTEN)
 _library: Any = torch.library.Library("mhctune", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(f"post_pre_delayed_out{_schema}")
-_library.impl("post_pre_delayed_out", _post_pre_delayed_out, "CompositeExplicitAutograd")
-torch.library.register_fake("mhctune::post_pre_delayed_out", _fake_out, lib=_library)
-post_pre_delayed_out = torch.ops.mhctune.post_pre_delayed_out.default
 
 
-@torch.library.custom_op("mhctune::post_pre_delayed", mutates_args=())
-def post_pre_delayed(
-    x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, fn: Tensor, scale: Tensor, base: Tensor,
-    pre_mix: Tensor | None, norm_weight: Tensor | None,
-    rms_eps: float, hc_pre_eps: float, sinkhorn_eps: float, post_mult: float, norm_eps: float,
-    sinkhorn_iters: int, table: str = "",
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Run the seam into new tensors; arguments and errors as `post_pre_delayed_out`.
-
-    Returns:
-        New streams [T, 4, H] bf16, next post-mix [T, 4], next comb-mix [T, 4, 4], layer input [T, H] bf16
-        and next pre-mix [T, 4].
-    """
-    op = "mhctune::post_pre_delayed"
-    inputs = _inputs(x, residual, post_mix, comb_mix, fn, scale, base, pre_mix, norm_weight)
-    tokens, hidden = _tokens_and_hidden(op, x)
-    problem = _problem(
-        hidden, pre_mix is not None, norm_weight is not None, sinkhorn_iters,
-        rms_eps, hc_pre_eps, sinkhorn_eps, post_mult, norm_eps,
-    )  # fmt: skip
-    expected_inputs, expected_outputs = _expected(problem, tokens)
-    _check(op, expected_inputs, inputs, {})
-    outputs = _empty(x)
-    if tokens:
-        numel = serving.scratch_numel(table, _SEAM, problem, _TARGETS[x.device.type], tokens)
-        scratch = x.new_empty(numel, dtype=torch.float32)
-        named = dict(zip((each.name for each in expected_outputs), outputs, strict=True))
-        _run(op, table, problem, tokens, inputs, named, scratch)
-    return outputs
+def _documented(op: SeamOp, out: bool) -> str:
+    lines = [f"    {spec}" for spec in op.form.reads] + ["  writes:" if out else "  returns:"]
+    lines += [f"    {spec}" for spec in op.form.writes]
+    return "\n".join([f"{op.form.about[0].upper()}{op.form.about[1:]}.", f"  {op.schema(out)}", *lines])
 
 
-def _empty(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens, hidden = x.shape
-    return (
-        x.new_empty((tokens, 4, hidden)),
-        x.new_empty((tokens, 4), dtype=torch.float32),
-        x.new_empty((tokens, 4, 4), dtype=torch.float32),
-        x.new_empty((tokens, hidden)),
-        x.new_empty((tokens, 4), dtype=torch.float32),
-    )
+def _define(form: Form) -> tuple[Callable[..., list[Tensor]], Callable[..., None]]:
+    """Register both forms of a seam's op and return them."""
+    op = SeamOp(form)
+    allocating: Any = torch.library.custom_op(op.name, op.run, mutates_args=(), schema=op.schema(out=False))
+    allocating.register_fake(op.fake)
+    # Not `torch.library.custom_op`: the wrapper that it puts around an op of six mutated arguments takes
+    # longer than all checks together. What it adds serves autograd, and these ops have no gradient.
+    name = f"{form.name}_out"
+    _library.define(f"{name}{op.schema(out=True)}")
+    _library.impl(name, op.run_out, "CompositeExplicitAutograd")
+    torch.library.register_fake(op.out_name, op.fake_out, lib=_library)
+    out = getattr(torch.ops.mhctune, name).default
+    allocating.__doc__, out.__doc__ = _documented(op, out=False), _documented(op, out=True)
+    return allocating, out
 
 
-@post_pre_delayed.register_fake
-def _(x: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _check_devices("mhctune::post_pre_delayed", x, args)
-    return _empty(x)
+_OPS = {form.name: _define(form) for form in FORMS}
+
+post_pre_delayed, post_pre_delayed_out = _OPS["post_pre_delayed"]
+pre_delayed, pre_delayed_out = _OPS["pre_delayed"]
+post_pre, post_pre_out = _OPS["post_pre"]
+post_pre_bf16, post_pre_bf16_out = _OPS["post_pre_bf16"]
+pre, pre_out = _OPS["pre"]
+pre_broadcast, pre_broadcast_out = _OPS["pre_broadcast"]
+post, post_out = _OPS["post"]
+hc_head, hc_head_out = _OPS["hc_head"]
+collapse, collapse_out = _OPS["collapse"]

@@ -1,10 +1,11 @@
-"""What every arm of `post_pre_delayed` shares, on every target: buffers and what an epilogue writes."""
+"""What every arm with a projection shares, on every target: buffers and what an epilogue writes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from mhctune.kernels.buffers import BufferSpec, Role
+from mhctune.kernels.forms import POST_PRE_DELAYED, Form
 from mhctune.kernels.seam import Arm, Problem, Region
 from mhctune.kernels.space import Config
 
@@ -12,46 +13,51 @@ MIX_SIZE = 24
 """Columns of the projection: 4 pre, 4 post, 16 comb."""
 
 
-def output_specs(problem: Problem, max_tokens: int) -> tuple[BufferSpec, ...]:
-    """Return the seam's outputs: new streams, next post, comb and pre mixes, and the layer input."""
-    hidden, n = problem.hidden_size, problem.hc_mult
-    return (
-        BufferSpec("residual_out", (max_tokens, n, hidden), "bfloat16"),
-        BufferSpec("next_post_mix", (max_tokens, n), "float32"),
-        BufferSpec("next_comb_mix", (max_tokens, n, n), "float32"),
-        BufferSpec("layer_input", (max_tokens, hidden), "bfloat16"),
-        BufferSpec("next_pre_mix", (max_tokens, n), "float32"),
-    )
-
-
 class PostPreArm(Arm):
     """An arm whose scratch is the projection's partial sums, split by split."""
 
+    form: Form = POST_PRE_DELAYED
+    writes_aux = False
+    """Whether its kernels can write the mean over the streams."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of the projection."""
+        assert self.form.weights is not None
+        return int(self.form.weights.axes[0])
+
     def plan(self, problem: Problem, config: Config, max_tokens: int) -> tuple[BufferSpec, ...]:
-        """Return outputs and the partial sums [n_splits, T, 24] and [n_splits, T]."""
+        """Return outputs and the partial sums [n_splits, T, columns] and [n_splits, T].
+
+        Raises:
+            ValueError: the problem asks for aux and this arm cannot write it.
+        """
+        if problem.aux and not self.writes_aux:
+            raise ValueError(
+                f"arm {self.name} on target {self.target!r} does not write aux; "
+                "call without aux and take torch.mean of residual_out"
+            )
         splits = config["n_splits"]
         return (
-            *output_specs(problem, max_tokens),
-            BufferSpec("mul", (splits, max_tokens, MIX_SIZE), "float32", 1, Role.SCRATCH),
+            *self.form.outputs(problem, max_tokens),
+            BufferSpec("mul", (splits, max_tokens, self.columns), "float32", 1, Role.SCRATCH),
             BufferSpec("sqrsum", (splits, max_tokens), "float32", 1, Role.SCRATCH),
         )
 
-    @staticmethod
-    def _partials(n_splits: int, block_m: int, tile_n: int, num_tokens: int) -> Iterator[Region]:
+    def _partials(self, n_splits: int, block_m: int, tile_n: int, num_tokens: int) -> Iterator[Region]:
         """Yield the partial sums that programs of `block_m` tokens and `tile_n` columns write."""
         for split in range(n_splits):
             for rows in range(-(-num_tokens // block_m)):
                 tokens = (rows * block_m, min(num_tokens, (rows + 1) * block_m))
                 yield Region("sqrsum", ((split, split + 1), tokens))
-                for tile in range(MIX_SIZE // tile_n):
+                for tile in range(self.columns // tile_n):
                     columns = (tile * tile_n, (tile + 1) * tile_n)
                     yield Region("mul", ((split, split + 1), tokens, columns))
 
-    @staticmethod
-    def _epilogue_writes(problem: Problem, num_tokens: int) -> Iterator[Region]:
-        for token in range(num_tokens):
-            row = (token, token + 1)
-            yield Region("next_post_mix", (row, (0, 4)))
-            yield Region("next_comb_mix", (row, (0, 4), (0, 4)))
-            yield Region("layer_input", (row, (0, problem.hidden_size)))
-            yield Region("next_pre_mix", (row, (0, 4)))
+    def _epilogue_writes(self, problem: Problem, num_tokens: int) -> Iterator[Region]:
+        """Yield a row a token of every output that the post block has not written before."""
+        for spec in self.form.outputs(problem, num_tokens):
+            if spec.name != "residual_out" or not self.form.has_post:
+                rest = tuple((0, extent) for extent in spec.shape[1:])
+                for token in range(num_tokens):
+                    yield Region(spec.name, ((token, token + 1), *rest))

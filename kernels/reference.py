@@ -52,16 +52,29 @@ class Coefficients:
     """[T, 4, 4], rows are old streams"""
 
 
-def coefficients(
-    streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, problem: Problem
-) -> Coefficients:
-    """Project [T, 4, H] streams and turn the 24 mixes into coefficients.
+def mixes_of(streams: torch.Tensor, fn: torch.Tensor, rms_eps: float) -> torch.Tensor:
+    """Project [T, n, H] streams (n 4, or 1 where all are equal) with [m, n, H] weights to [T, m] mixes.
 
-    mixes = (a . fn^T) * rsqrt(sum(a^2) / (4 H) + rms_eps); columns 0-3 pre, 4-7 post, 8-23 comb.
+    mixes = (a . fn^T) * rsqrt(sum(a^2) / (n H) + rms_eps), in float64.
     """
     flat = streams.double().flatten(1)
     mean_square = flat.square().sum(1, keepdim=True) / flat.shape[1]
-    mixes = flat @ fn.double().flatten(1).T * torch.rsqrt(mean_square + problem.rms_eps)
+    return flat @ fn.double().flatten(1).T * torch.rsqrt(mean_square + rms_eps)
+
+
+def gates(
+    streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, problem: Problem
+) -> torch.Tensor:
+    """Return the head's weights of the streams [T, 4]: sigmoid(mixes * scale + base) + hc_pre_eps."""
+    mixes = mixes_of(streams, fn, problem.rms_eps)
+    return torch.sigmoid(mixes * scale.double() + base.double()) + problem.hc_pre_eps
+
+
+def coefficients(
+    streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, problem: Problem
+) -> Coefficients:
+    """Project [T, n, H] streams and turn the 24 mixes into coefficients: 0-3 pre, 4-7 post, 8-23 comb."""
+    mixes = mixes_of(streams, fn, problem.rms_eps)
     scale, base = scale.double(), base.double()
     logits = (mixes[:, 8:] * scale[2] + base[8:]).view(-1, 4, 4)
     return Coefficients(
@@ -81,7 +94,8 @@ def collapse(streams: torch.Tensor, pre_mix: torch.Tensor | None) -> torch.Tenso
 def step_of(value: torch.Tensor) -> torch.Tensor:
     """Return the distance between neighbouring bf16 numbers at each |value| (float64)."""
     # bf16 has 8 significant bits; the smallest normal exponent is -126.
-    exponent = torch.frexp(value.abs().double())[1].clamp(min=-125)
+    # frexp gives zero the exponent of 0.5, whose step would let a row of zeros be anything up to 2e-3.
+    exponent = torch.frexp(value.abs().double())[1].masked_fill(value == 0, -125).clamp(min=-125)
     return torch.ldexp(torch.ones_like(value, dtype=torch.float64), exponent - 8)
 
 
@@ -112,8 +126,13 @@ def layer_input_use(
     pre_mix: torch.Tensor | None,
     weight: torch.Tensor | None,
     eps: float,
+    pre_slack: float = 0.0,
+    squares_rounded: bool = True,
 ) -> torch.Tensor:
     """Return how much of what rounding allows the stored layer input [T, H] uses; more than 1 is wrong.
+
+    `pre_slack` is the absolute error of a pre-mix that the kernel computed itself. The norm's squares are of
+    the collapse rounded to bf16 (V4.1), or of the unrounded one (V4); what is scaled is rounded in both.
 
     With a norm (`weight` given) two roundings follow each other. What was normalised is the rounding of some
     value within the collapse's fp32 error: one bf16 number; near a tie either neighbour; and where the sum
@@ -123,17 +142,20 @@ def layer_input_use(
     exact = collapse(streams, pre_mix)
     magnitude = collapse(streams.abs(), None if pre_mix is None else pre_mix.abs())
     slack = 4 * UNIT * magnitude if pre_mix is not None else torch.zeros_like(exact)
+    slack = slack + pre_slack * streams.double().abs().sum(1)
     if weight is None:
         return rounding_use(stored, exact, slack)
 
     def mean_square(collapsed: torch.Tensor) -> torch.Tensor:
-        return collapsed.bfloat16().double().square().mean(1, keepdim=True)
+        squared = collapsed.bfloat16().double() if squares_rounded else collapsed
+        return squared.square().mean(1, keepdim=True)
 
     least, most = mean_square((exact.abs() - slack).clamp(min=0)), mean_square(exact.abs() + slack)
     norm_slack = NORM_SLACK + (most - least) / (2 * (least + eps))
     rstd = torch.rsqrt(mean_square(exact) + eps)
     low, high = ((exact + side).bfloat16().double() * rstd * weight.double() for side in (-slack, slack))
     uses = [rounding_use(stored, value, norm_slack * value.abs()) for value in (low, high)]
-    several = 2 * slack > step_of(exact)
+    # The smallest step within the slack counts: just above a power of two the numbers below lie closer.
+    several = 2 * slack > step_of((exact.abs() - slack).clamp(min=0))
     between = (stored.double() - low) * (stored.double() - high) <= 0
     return torch.where(several & between, 0.0, torch.minimum(*uses))

@@ -20,6 +20,9 @@ Launch = Callable[[Tensors, Tensors], None]
 
 PACKAGE = Path(__file__).resolve().parent
 
+_YOUNGER: Mapping[str, object] = {"aux": False, "delayed": True}
+"""Fields that came later, at the value that tables without them mean: their digests must not change."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -36,8 +39,12 @@ class Problem:
         post_mult: factor of the post-mix.
         norm_eps: inside the rsqrt of the RMSNorm.
         hc_mult: streams; the kernels are written for 4.
+        aux: also write the mean over the new streams, which draft models read.
+        delayed: collapse with the incoming pre-mix and return the next one (V4.1); otherwise collapse with
+            the sublayer's own (V4).
 
-    The eps values and post_mult are run-time scalars: they key the table, not the compiled kernels.
+    The eps values and post_mult are run-time scalars: they key the table, not the compiled kernels. A seam
+    that does not depend on a field holds it at one value (`Form.canonical`).
     """
 
     hidden_size: int
@@ -50,6 +57,8 @@ class Problem:
     post_mult: float = 2.0
     norm_eps: float = 1e-20
     hc_mult: int = 4
+    aux: bool = False
+    delayed: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here computes."""
@@ -69,12 +78,12 @@ class Problem:
         # 2 and 2.0 are equal but differ as JSON: without this one problem would have two digests.
         for name in ("rms_eps", "hc_pre_eps", "sinkhorn_eps", "post_mult", "norm_eps"):
             object.__setattr__(self, name, float(getattr(self, name)))
-        for name in ("carried", "norm"):
+        for name in ("carried", "norm", "aux", "delayed"):
             object.__setattr__(self, name, bool(getattr(self, name)))
 
     def to_dict(self) -> dict[str, int | float | bool]:
-        """Return the fields by name; `Problem(**d)` is the inverse."""
-        return asdict(self)
+        """Return the fields by name, younger ones only where they differ; `Problem(**d)` is the inverse."""
+        return {name: value for name, value in asdict(self).items() if _YOUNGER.get(name) != value}
 
     @property
     def digest(self) -> str:
@@ -84,9 +93,10 @@ class Problem:
 
     def __str__(self) -> str:
         """Return a label for people."""
-        mix = "carried" if self.carried else "absent"
+        mix = "own" if not self.delayed else "carried" if self.carried else "absent"
         norm = f"norm {self.norm_eps:g}" if self.norm else "no norm"
-        return f"hidden {self.hidden_size}, {mix} pre-mix, {norm}, {self.sinkhorn_iters} iterations"
+        aux = ", aux" if self.aux else ""
+        return f"hidden {self.hidden_size}, {mix} pre-mix, {norm}, {self.sinkhorn_iters} iterations{aux}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -209,6 +219,13 @@ class Seam(ABC):
         """Return the arms in the order in which the choice served without a table is sought."""
         return self.arms(target)
 
+    depends_on: frozenset[str] = frozenset()
+    """Fields of a problem, beside the hidden size, that the seam depends on."""
+
+    @abstractmethod
+    def canonical(self, problem: Problem) -> Problem:
+        """Return the problem with what this seam does not depend on at its one value."""
+
     regimes: tuple[str, ...]
     """Names of input regimes, the one that sweeps use first."""
 
@@ -229,6 +246,17 @@ class Seam(ABC):
     @abstractmethod
     def check(self, problem: Problem, inputs: Tensors, outputs: Tensors) -> list[Deviation]:
         """Compare outputs with the staged float64 reference; every output is listed."""
+
+    def label(self, problem: Problem) -> str:
+        """Return a label of a problem for people: what this seam depends on."""
+        mix = "own" if not problem.delayed else "carried" if problem.carried else "absent"
+        parts = {
+            "hc_pre_eps": f"{mix} pre-mix",
+            "norm": f"norm {problem.norm_eps:g}" if problem.norm else "no norm",
+            "sinkhorn_iters": f"{problem.sinkhorn_iters} iterations",
+        }
+        told = [text for name, text in parts.items() if name in self.depends_on]
+        return ", ".join([f"hidden {problem.hidden_size}", *told, *(["aux"] if problem.aux else [])])
 
     def arm(self, target: str, name: str) -> Arm:
         """Return one arm by name.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -13,12 +13,12 @@ from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.compiler import Compiled, compile_variant
 from mhctune.kernels.dispatch import Answer, Choice, DispatchTable, Status, TableError
 from mhctune.kernels.legality import problem_of, refusals
+from mhctune.kernels.manifest import manifest_of
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Arm, Launch, Problem, ScratchLayout, Variant
 
 # These shape the compiled kernels or the choice; the rest of a problem are run-time scalars.
-_SHAPING = ("hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult")
-_DEFAULTS = {field.name: field.default for field in fields(Problem)}
+_SHAPING = ("hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult", "aux", "delayed")
 
 
 class NotServed(LookupError):
@@ -86,6 +86,10 @@ def lookup(digest: str, seam: str, problem: Problem, target: str, num_tokens: in
         NotServed: the digest is not registered.
         TableError: the table is for another seam, target or problem.
     """
+    return _lookup(digest, seam, _canonical(seam, problem), target, num_tokens)
+
+
+def _lookup(digest: str, seam: str, problem: Problem, target: str, num_tokens: int) -> Answer:
     if not digest:
         return _default(seam, problem, target)
     table = _tables.get(digest)
@@ -98,6 +102,11 @@ def lookup(digest: str, seam: str, problem: Problem, target: str, num_tokens: in
     return table.lookup(num_tokens)
 
 
+@lru_cache(maxsize=256)
+def _canonical(seam: str, problem: Problem) -> Problem:
+    return find_seam(seam).canonical(problem)
+
+
 def builtin(seam: str, problem: Problem, target: str) -> Choice:
     """Return the choice served without a table, at every token count.
 
@@ -107,7 +116,7 @@ def builtin(seam: str, problem: Problem, target: str) -> Choice:
     Raises:
         ValueError: no arm of the target has a legal config for the problem.
     """
-    arms = find_seam(seam).preference(target)
+    arms, problem = find_seam(seam).preference(target), _canonical(seam, problem)
     for arm in arms:
         if not arm.space(problem).refusals(arm.preferred):
             return Choice.of(arm.name, arm.preferred)
@@ -131,18 +140,25 @@ def dispatch(digest: str, seam: str, problem: Problem, target: str, num_tokens: 
         CompileError: the chosen kernels do not compile.
         NotCompiled: they are not compiled yet and the current stream is being captured.
     """
-    answer = lookup(digest, seam, problem, target, num_tokens)
+    return dispatch_canonical(digest, seam, _canonical(seam, problem), target, num_tokens)
+
+
+def dispatch_canonical(digest: str, seam: str, problem: Problem, target: str, num_tokens: int) -> Dispatch:
+    """Do as `dispatch` for a problem that is the seam's canonical one already: the hot path."""
+    answer = _lookup(digest, seam, problem, target, num_tokens)
     arm, launch = _launch(seam, problem, target, answer.choice)
     return Dispatch(arm, problem, answer, launch, _scratch(arm, problem, answer.choice, num_tokens))
 
 
-def warm_up(digest: str) -> int:
-    """Compile everything that a table can choose and return how many kernels that took.
+def warm_up(digest: str, max_tokens: int | None = None, capture_sizes: Sequence[int] = ()) -> int:
+    """Compile what calls of up to `max_tokens` can reach and return how many kernels that took.
 
+    That is the table's manifest (`mhctune.kernels.manifest`); without limits everything the table can choose.
     On cuda each choice is launched once, on the current device: call it there, before any capture.
 
     Raises:
         NotServed: the digest is not registered.
+        ValueError: a token count is not positive.
         CompileError: a kernel does not compile.
         NotCompiled: the current stream is being captured.
     """
@@ -152,12 +168,13 @@ def warm_up(digest: str) -> int:
     if table.target == "cuda" and _capturing():
         raise NotCompiled(f"table {digest[:12]} cannot be warmed up inside a capture; do it before")
     before, problem = len(_kernels), problem_of(table)
-    for choice in table.choices:
+    choices = manifest_of(table, max_tokens, capture_sizes).choices
+    for choice in choices:
         _launch(table.seam, problem, table.target, choice)
     # A module is loaded onto a device when its kernel is first launched there. Loading allocates and may
     # synchronise, which a capture does not survive; so the first launch happens here.
     if table.target == "cuda":
-        for choice in table.choices:
+        for choice in choices:
             _launch_once(table.seam, problem, table.target, choice, "cuda")
         torch.cuda.synchronize()
     return len(_kernels) - before
@@ -173,7 +190,8 @@ def _launch_once(seam: str, problem: Problem, target: str, choice: Choice, devic
 
 def scratch_numel(digest: str, seam: str, problem: Problem, target: str, max_tokens: int) -> int:
     """Return the float32 elements of scratch that any call with up to `max_tokens` needs."""
-    answer = lookup(digest, seam, problem, target, max_tokens)
+    problem = _canonical(seam, problem)
+    answer = _lookup(digest, seam, problem, target, max_tokens)
     choices = _tables[digest].choices if digest else (answer.choice,)
     owner = find_seam(seam)
     return max(_scratch(owner.arm(target, c.arm), problem, c, max_tokens).numel for c in choices)
@@ -213,11 +231,11 @@ def _capturing() -> bool:
 
 
 def _check_fits(table: DispatchTable, seam: str, problem: Problem, target: str) -> None:
-    wanted: dict[str, object] = {"seam": seam, "target": target}
-    wanted.update({name: getattr(problem, name) for name in _SHAPING})
-    fits = {**_DEFAULTS, **table.problem, "seam": table.seam, "target": table.target}
-    for name, value in wanted.items():
-        has = fits[name]
+    # A table of another seam is told as such before its problem is looked at.
+    has_problem = problem_of(table)
+    pairs: dict[str, tuple[object, object]] = {"seam": (table.seam, seam), "target": (table.target, target)}
+    pairs.update({name: (getattr(has_problem, name), getattr(problem, name)) for name in _SHAPING})
+    for name, (has, value) in pairs.items():
         if has != value:
             raise TableError(
                 f"table {table.digest[:12]} is for {name} {has!r}, the call has {value!r}; serve a table "

@@ -13,10 +13,11 @@ import torch
 
 from mhctune.autotuner.store import SweepRecord
 from mhctune.db.repository import Repository
+from mhctune.kernels import serving
 from mhctune.kernels.buffers import OutputBuffers
-from mhctune.kernels.compiler import Compiler, quiet
+from mhctune.kernels.compiler import Compiled, Compiler, quiet
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
-from mhctune.kernels.seam import Arm, Problem
+from mhctune.kernels.seam import Arm, Problem, Variant
 from mhctune.kernels.space import Candidate
 
 # Workers import their hostile candidates from here by name: spawned processes get this path as well.
@@ -136,7 +137,7 @@ def run_arm(compiler: Compiler) -> Callable[..., dict[str, torch.Tensor]]:
         variants = arm.variants(problem, config)
         compiler.request(variants)
         launch = arm.bind(problem, config, [compiler.get(variant).run for variant in variants])
-        num_tokens = inputs["x"].shape[0]
+        num_tokens = next(iter(inputs.values())).shape[0]
         buffers = OutputBuffers(arm.plan(problem, config, num_tokens), "cpu")
         buffers.poison()
         views = buffers.bind(num_tokens)
@@ -144,6 +145,22 @@ def run_arm(compiler: Compiler) -> Callable[..., dict[str, torch.Tensor]]:
         return views
 
     return run
+
+
+@pytest.fixture
+def fresh_serving(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
+    """Serving as in a fresh process, with the session's kernels; the list grows with each one it compiles."""
+    asked: list[Variant] = []
+
+    def compile_one(variant: Variant) -> Compiled:
+        asked.append(variant)
+        return compiler.get(variant)
+
+    for name in ("_tables", "_kernels", "_launches"):
+        monkeypatch.setattr(serving, name, {})
+    monkeypatch.setattr(serving, "_fitting", set())
+    monkeypatch.setattr(serving, "compile_variant", compile_one)
+    return asked
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -77,7 +77,7 @@ def failure(outcome: Footprint | float | Failure) -> Failure:
 
 def test_a_correct_candidate_of_each_arm_becomes_resident_and_is_timed(compiler: Compiler) -> None:
     timer = Fixed()
-    bench = bench_of(compiler, *ARMS["c"], timer=timer)
+    bench = bench_of(compiler, *ARMS["c"]["post_pre_delayed"], timer=timer)
     for arm in ("fused", "unfused"):
         candidate = Candidate.of(arm, CONFIG)
         assert isinstance(bench.prepare(candidate), Footprint)
@@ -87,9 +87,9 @@ def test_a_correct_candidate_of_each_arm_becomes_resident_and_is_timed(compiler:
 
 
 def test_the_footprint_counts_inputs_outputs_scratch_and_what_was_allocated(compiler: Compiler) -> None:
-    bench = bench_of(compiler, *ARMS["c"])
+    bench = bench_of(compiler, *ARMS["c"]["post_pre_delayed"])
     inputs = PostPreDelayed().inputs(PROBLEM, 3, 7, "cpu")
-    specs = ARMS["c"][0].plan(PROBLEM, CONFIG, 3)
+    specs = ARMS["c"]["post_pre_delayed"][0].plan(PROBLEM, CONFIG, 3)
     footprint = bench.prepare(CANDIDATE)
     assert isinstance(footprint, Footprint)
     assert footprint.input_bytes == sum(t.nbytes for t in inputs.values())
@@ -116,13 +116,13 @@ def test_the_fewest_bytes_are_every_input_and_every_output_once() -> None:
     seam = PostPreDelayed()
     for tokens in (1, 3, 64):
         inputs = seam.inputs(PROBLEM, tokens, 7, "cpu")
-        outputs = ARMS["c"][0].plan(PROBLEM, CONFIG, tokens)
+        outputs = ARMS["c"]["post_pre_delayed"][0].plan(PROBLEM, CONFIG, tokens)
         expected = sum(t.nbytes for t in inputs.values()) + total_bytes(outputs, Role.OUTPUT)
         assert fewest_bytes(seam, PROBLEM, tokens) == expected
 
 
 def test_a_processor_has_no_floor(compiler: Compiler) -> None:
-    assert bench_of(compiler, *ARMS["c"]).floor_us() == 0.0
+    assert bench_of(compiler, *ARMS["c"]["post_pre_delayed"]).floor_us() == 0.0
 
 
 def test_one_wrong_element_is_a_mismatch_with_error_and_bound(compiler: Compiler) -> None:
@@ -237,14 +237,14 @@ def test_a_failed_candidate_and_a_released_one_are_not_resident(compiler: Compil
     wrong = bench_of(compiler, Planted(forget))
     wrong.prepare(CANDIDATE)
     assert isinstance(wrong.sample(CANDIDATE, 0, 0, 1), Failure)
-    right = bench_of(compiler, *ARMS["c"])
+    right = bench_of(compiler, *ARMS["c"]["post_pre_delayed"])
     right.prepare(CANDIDATE)
     right.release(CANDIDATE)
     assert isinstance(right.sample(CANDIDATE, 0, 0, 1), Failure)
 
 
 def test_a_bench_that_was_left_says_so(compiler: Compiler) -> None:
-    bench = bench_of(compiler, *ARMS["c"])
+    bench = bench_of(compiler, *ARMS["c"]["post_pre_delayed"])
     bench.leave()
     with pytest.raises(RuntimeError, match="enter a cell first"):
         bench.forecast(CANDIDATE)

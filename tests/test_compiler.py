@@ -161,7 +161,7 @@ def test_a_compiled_kernel_refuses_a_tensor_it_would_misread(compiler: Compiler,
         x = torch.zeros(3, 2 * hidden, **bits)[:, ::2]
     residual = torch.zeros(3, 4, hidden, **bits)
     with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
-        run(x, residual, torch.zeros(3, 4), torch.zeros(3, 4, 4), torch.empty_like(residual))
+        run(x, residual, torch.zeros(3, 4), torch.zeros(3, 4, 4), torch.empty_like(residual), x)
     assert f"{wrong} mismatch for parameter x" in str(caught.value)
 
 

@@ -217,7 +217,7 @@ SPACE = SWEEP + "[space.c.fused]\ntile_n = "
     [
         (
             SWEEP + "sample = 3",
-            "unknown key 'sample' (did you mean 'samples'?); known: about, l2, max_regret, model, name, "
+            "unknown key 'sample' (did you mean 'samples'?); known: about, aux, l2, max_regret, model, name, "
             "samples, seam, space, token_counts",
         ),
         (changed("samples = 5\n", ""), "the key 'samples' is missing"),

@@ -12,6 +12,7 @@ from mhctune.autotuner.check import legal
 from mhctune.kernels import serving
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, TableError
 from mhctune.kernels.legality import problem_of, refusals
+from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Problem
 
@@ -43,11 +44,11 @@ def test_a_legal_table_has_no_refusals(make: Make) -> None:
 @pytest.mark.parametrize(
     ("changes", "choice", "sentence"),
     [
-        ({"seam": "pots"}, None, "unknown seam 'pots'; known: post_pre_delayed"),
+        ({"seam": "pots"}, None, f"unknown seam 'pots'; known: {', '.join(sorted(SEAMS))}"),
         (
             {"problem": {"hidden_size": 768, "width": 3}}, None,
             "unknown problem fields ['width']; known: hidden_size, carried, norm, sinkhorn_iters, rms_eps, "
-            "hc_pre_eps, sinkhorn_eps, post_mult, norm_eps, hc_mult",
+            "hc_pre_eps, sinkhorn_eps, post_mult, norm_eps, hc_mult, aux, delayed",
         ),
         ({"problem": {"hidden_size": 0}}, None, "hidden_size 0 must be positive"),
         (

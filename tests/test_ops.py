@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 
 from mhctune.kernels import ops, serving
 from mhctune.kernels.buffers import OutputBuffers, poison, unwritten
-from mhctune.kernels.compiler import Compiler
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, TableError
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Problem
@@ -37,14 +36,7 @@ PROBLEMS = {
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def fresh_serving(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Serving as in a fresh process, with the session's kernels."""
-    for name in ("_tables", "_kernels", "_launches"):
-        monkeypatch.setattr(serving, name, {})
-    monkeypatch.setattr(serving, "_fitting", set())
-    monkeypatch.setattr(serving, "compile_variant", compiler.get)
-    yield
+pytestmark = pytest.mark.usefixtures("fresh_serving")
 
 
 def inputs_of(problem: Problem, num_tokens: int, seed: int) -> dict[str, torch.Tensor | None]:

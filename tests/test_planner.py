@@ -113,7 +113,7 @@ def test_a_space_of_another_target_is_none_of_ours(sweep_file: Callable[[str], s
         ("[space.c.fussed]\nblock_m = [1]\n", ("unknown arm 'fussed'", "did you mean 'fused'", "unfused")),
         ("[space.c.fused]\nblockm = [1]\n", ("arm fused has no tunable 'blockm'", "block_h, block_m")),
         ("[space.c.fused]\nn_splits = [3]\n", ("arm 'fused' has no legal config", "5120", "n_splits 3")),
-        ('seam = "pots"\n', ("unknown seam 'pots'", "known: post_pre_delayed")),
+        ('seam = "pots"\n', ("unknown seam 'pots'", "known: collapse, hc_head, post, ")),
         ('model = "deepseek-v4-pro"\n', ("'deepseek-v4-pro' does not delay", "deepseek-v4.1-flash")),
     ],
 )
@@ -227,3 +227,50 @@ def test_more_cores_compile_faster_and_more_samples_take_longer() -> None:
     assert eleven > five
     assert forecast(tiny("1,2,4096"), 1, None).race_s > one.race_s
     assert forecast(tiny("4096"), 1, 100.0).race_s < forecast(tiny("4096"), 1, 10.0).race_s
+
+
+V4_SEAMS = {"pre", "post_pre", "post_pre_bf16", "hc_head"}
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+def test_every_seam_can_be_planned_on_the_cpu_without_naming_a_model(seam: str) -> None:
+    plan = plan_sweep(CPU, "quick", seam=seam)
+    assert plan.seam.name == seam
+    assert plan.problem == plan.seam.canonical(plan.problem)
+    assert plan.problem.hidden_size == (7168 if seam in V4_SEAMS else 5120)
+    assert plan.problem.delayed == (seam not in V4_SEAMS)
+    assert 4 <= len(plan.candidates) <= 60
+    assert {c.arm for c in plan.candidates} == {arm.name for arm in plan.seam.arms("c")}
+    assert forecast(plan, 2, None).trials == plan.grid
+
+
+@pytest.mark.parametrize("seam", sorted(V4_SEAMS))
+def test_a_v4_seam_is_refused_for_a_v41_model(seam: str) -> None:
+    with pytest.raises(ConfigError, match=r"delays its pre block \(V4\.1\), seam .* such as deepseek-v4-pro"):
+        plan_sweep(CPU, "quick", seam=seam, model="deepseek-v4.1-flash")
+
+
+@pytest.mark.parametrize("seam", ["post", "collapse", "pre_broadcast"])
+def test_a_seam_of_both_versions_takes_either_model(seam: str) -> None:
+    for model in names("model"):
+        assert plan_sweep(CPU, "quick", seam=seam, model=model).problem.hidden_size > 0
+    delayed = [
+        plan_sweep(CPU, "quick", seam="pre_broadcast", model=model).problem.delayed
+        for model in ("deepseek-v4-flash", "deepseek-v4.1-flash")
+    ]
+    assert delayed == [False, True]
+
+
+def test_a_sweep_may_ask_for_aux(sweep_file: Callable[[str], str]) -> None:
+    path = sweep_file("aux = true\n")
+    assert plan_sweep(CPU, path).problem.aux
+    assert not plan_sweep(CPU, path, seam="pre_delayed").problem.aux
+
+
+def test_aux_is_refused_where_an_arm_cannot_write_it(sweep_file: Callable[[str], str]) -> None:
+    cannot = [arm for arm in SEAM.arms("cuda") if not getattr(arm, "writes_aux", False)]
+    problem = Problem(hidden_size=5120, aux=True)
+    for arm in cannot:
+        with pytest.raises(ConfigError, match=r"does not write aux; call without aux and take torch.mean"):
+            spaces_of(SEAM, "cuda", problem, {arm.name: {}})
+    assert spaces_of(SEAM, "c", problem, {})

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from mhctune.kernels import reference
-from mhctune.kernels.arms import ARMS
 from mhctune.kernels.buffers import OutputBuffers, Role, stray_nans, unwritten
 from mhctune.kernels.compiler import Compiler
-from mhctune.kernels.post_pre_delayed import REGIMES
+from mhctune.kernels.draw import REGIMES
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Arm, Problem
 
@@ -23,6 +22,7 @@ Config = dict[str, int]
 
 SEAM = find_seam("post_pre_delayed")
 FUSED, UNFUSED = SEAM.arm("c", "fused"), SEAM.arm("c", "unfused")
+ARMS = SEAM.arms("c")
 OUTPUTS = tuple(spec.name for spec in SEAM.outputs(Problem(256), 1))
 TUNABLES = ("tile_n", "n_splits", "block_h", "block_m")
 SMALL = 768  # an odd multiple of 256
@@ -125,7 +125,7 @@ def test_the_grid_covers_every_pair_of_factors_and_every_tunable_value() -> None
             assert arm.space(Problem(hidden)).refusals(config_of(values)) == ()
 
 
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_a_thousand_tokens_match_the_reference(
     arm: Arm, run_arm: Run, warm: None, seed: int, record_property: Callable[[str, object], None]
 ) -> None:
@@ -154,7 +154,7 @@ def test_the_stored_streams_do_not_depend_on_arm_or_config(
 
 
 @pytest.mark.parametrize("values", CONFIGS[SMALL], ids=str)
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_a_row_does_not_depend_on_its_batch(
     arm: Arm, values: tuple[int, ...], run_arm: Run, warm: None, seed: int
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_row_does_not_depend_on_its_batch(
             assert same_bits(alone[name][0], batch[name][token]), (token, name)
 
 
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_without_pre_mix_and_norm_the_layer_input_is_stream_zero_bit_for_bit(
     arm: Arm, run_arm: Run, warm: None, seed: int
 ) -> None:
@@ -181,7 +181,7 @@ def test_without_pre_mix_and_norm_the_layer_input_is_stream_zero_bit_for_bit(
         assert same_bits(buffers["layer_input"], buffers["residual_out"][:, 0])
 
 
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_a_launch_writes_again_what_a_launch_before_it_wrote(
     arm: Arm, compiler: Compiler, warm: None, seed: int
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_launch_writes_again_what_a_launch_before_it_wrote(
 @pytest.mark.parametrize("bits", [0x7FC0, 0x7FFF, 0xFFFF, 0x7F81], ids=hex)
 @pytest.mark.parametrize("where", ["residual", "x"])
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_a_nan_stays_a_nan_and_stays_in_its_row(
     arm: Arm, norm: bool, where: str, bits: int, run_arm: Run, warm: None, seed: int
 ) -> None:
@@ -228,7 +228,7 @@ def test_a_nan_stays_a_nan_and_stays_in_its_row(
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7FFF8000], ids=hex)
 @pytest.mark.parametrize("where", ["post_mix", "comb_mix", "pre_mix"])
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_a_nan_in_a_coefficient_is_not_rounded_into_a_number(
     arm: Arm, norm: bool, where: str, bits: int, run_arm: Run, warm: None, seed: int
 ) -> None:
@@ -258,7 +258,7 @@ def ties() -> tuple[torch.Tensor, torch.Tensor]:
     return a.bfloat16(), b.bfloat16()
 
 
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_a_stream_halfway_between_two_numbers_becomes_the_even_one(
     arm: Arm, run_arm: Run, warm: None
 ) -> None:
@@ -275,7 +275,7 @@ def test_a_stream_halfway_between_two_numbers_becomes_the_even_one(
 
 
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_a_collapse_halfway_between_two_numbers_becomes_the_even_one(
     arm: Arm, norm: bool, run_arm: Run, warm: None
 ) -> None:
@@ -370,7 +370,7 @@ SCALARS = {
 
 @pytest.mark.parametrize("regime", SEAM.regimes)
 @pytest.mark.parametrize("scalars", SCALARS.values(), ids=list(SCALARS))
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_eps_values_are_run_time_scalars_of_the_same_compiled_kernels(
     arm: Arm, scalars: dict[str, float], regime: str, run_arm: Run, warm: None, seed: int,
     record_property: Callable[[str, object], None],
@@ -398,7 +398,7 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize(("hidden", "values", "output"), ILLEGAL.values(), ids=list(ILLEGAL))
-@pytest.mark.parametrize("arm", ARMS["c"], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_an_illegal_config_is_refused_and_would_be_caught(
     arm: Arm, hidden: int, values: tuple[int, ...], output: str, run_arm: Run, warm: None, seed: int
 ) -> None:

@@ -96,11 +96,11 @@ def test_the_doctor_names_device_tools_arms_and_fingerprint() -> None:
     assert rows["device"] == "a processor"
     assert rows["free memory"] == "3.0 GiB"
     assert rows["arms of post_pre_delayed"] == "fused, unfused"
-    assert rows["fingerprint"] == probe.fingerprint(SEAM, "c").digest
+    assert rows["fingerprint of post_pre_delayed"] == probe.fingerprint(SEAM, "c").digest
     assert rows["gcc"] == probe.gcc_version()
 
 
 def test_the_doctor_says_where_a_target_has_no_arm() -> None:
     rows = dict(probe.doctor_rows(probe.Device("an abacus", "abacus", 1)))
     assert rows["arms of post_pre_delayed"] == "none on target abacus"
-    assert "fingerprint" not in rows
+    assert not any(what.startswith("fingerprint") for what in rows)

@@ -16,7 +16,7 @@ from mhctune.kernels import seam as seam_module
 from mhctune.kernels.buffers import Role, total_bytes
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.registry import seam as find_seam
-from mhctune.kernels.seam import Arm, Deviation, Problem, Variant
+from mhctune.kernels.seam import Arm, Deviation, Problem, Seam, Variant
 
 SEAM = find_seam("post_pre_delayed")
 ARMS = SEAM.arms("c")
@@ -32,6 +32,8 @@ CHANGES: dict[str, Any] = {
     "sinkhorn_eps": 1e-5,
     "post_mult": 1.5,
     "norm_eps": 1e-6,
+    "aux": True,
+    "delayed": False,
 }
 FIXED = {"hc_mult"}  # one legal value
 
@@ -163,13 +165,33 @@ def test_a_deviation_is_ok_only_if_all_is_written_and_within_the_bound() -> None
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    with pytest.raises(KeyError, match="unknown seam 'pots'; known: post_pre_delayed"):
+    with pytest.raises(KeyError, match=r"unknown seam 'pots'; known: collapse, .*post_pre_delayed"):
         find_seam("pots")
     with pytest.raises(KeyError, match="no arm 'mega' on target 'c'; it has fused, unfused"):
         SEAM.arm("c", "mega")
     with pytest.raises(KeyError, match="no arm 'fused' on target 'abacus'; it has none"):
         SEAM.arm("abacus", "fused")
     assert SEAMS[SEAM.name] is SEAM
+
+
+def test_a_label_tells_what_a_seam_depends_on() -> None:
+    labels = {name: each.label(each.canonical(Problem(5120, aux=True))) for name, each in SEAMS.items()}
+    assert labels["post_pre_delayed"] == str(Problem(5120, aux=True))
+    assert labels["post_pre"] == "hidden 5120, own pre-mix, norm 1e-20, 20 iterations, aux"
+    assert labels["pre_broadcast"] == "hidden 5120, absent pre-mix, norm 1e-20, 20 iterations"
+    assert labels["hc_head"] == "hidden 5120, own pre-mix"
+    assert labels["post"] == "hidden 5120, aux"
+    assert labels["collapse"] == "hidden 5120"
+
+
+@pytest.mark.parametrize("seam", SEAMS.values(), ids=lambda seam: seam.name)
+def test_the_canonical_problem_keeps_what_a_seam_depends_on_and_nothing_else(seam: Seam) -> None:
+    usual = seam.canonical(Problem(768))
+    assert seam.canonical(usual) == usual
+    for name, value in CHANGES.items():
+        # From the seam's own usual problem: V4 seams have no carried mix to take away.
+        changed = seam.canonical(replace(Problem(768), **{name: value}))
+        assert (changed != usual) == (name in {"hidden_size", *seam.depends_on}), name
 
 
 # --- Source hashes ----------------------------------------------------------------------------------------
@@ -214,11 +236,16 @@ def test_a_file_that_an_arm_does_not_list_leaves_its_hash(sources: Path) -> None
     assert SEAM.arm("c", "unfused").source_hash == unfused
 
 
-@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
-def test_an_arm_lists_every_source_that_its_kernels_come_from(arm: Arm) -> None:
+@pytest.mark.parametrize("seam", SEAMS.values(), ids=lambda seam: seam.name)
+def test_every_arm_lists_every_source_that_its_kernels_come_from(seam: Seam) -> None:
     """Each kernel's file, and what these files import from the same folder."""
+    for arm in seam.arms("c"):
+        _check_sources(arm, seam.canonical(Problem(768)))
+
+
+def _check_sources(arm: Arm, problem: Problem) -> None:
     listed = set(arm.sources)
-    for variant in arm.variants(Problem(768), dict(arm.preferred)):
+    for variant in arm.variants(problem, dict(arm.preferred)):
         assert f"c/{variant.kernel}.py" in listed
     for name in sorted(listed):
         for line in (seam_module.PACKAGE / name).read_text().splitlines():

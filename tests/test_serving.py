@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from mhctune.kernels import serving
 from mhctune.kernels.buffers import OutputBuffers
-from mhctune.kernels.compiler import Compiled, Compiler
+from mhctune.kernels.compiler import Compiled
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Status, TableError
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Problem, Variant
@@ -30,19 +30,9 @@ DEFAULT = Choice.of("unfused", {"tile_n": 12, "n_splits": 2, "block_h": 128, "bl
 
 
 @pytest.fixture
-def compiled(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Variant]]:
-    """Serving as in a fresh process; the list grows with each kernel that serving compiles."""
-    asked: list[Variant] = []
-
-    def compile_one(variant: Variant) -> Compiled:
-        asked.append(variant)
-        return compiler.get(variant)
-
-    for name in ("_tables", "_kernels", "_launches"):
-        monkeypatch.setattr(serving, name, {})
-    monkeypatch.setattr(serving, "_fitting", set())
-    monkeypatch.setattr(serving, "compile_variant", compile_one)
-    yield asked
+def compiled(fresh_serving: list[Variant]) -> list[Variant]:
+    """What serving, as in a fresh process, compiles: the list grows with each kernel."""
+    return fresh_serving
 
 
 @pytest.fixture
@@ -130,7 +120,7 @@ def test_an_unknown_digest_is_named_with_those_served(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seam": "pots"}, "unknown seam 'pots'; known: post_pre_delayed"),
+        ({"seam": "pots"}, "unknown seam 'pots'; known: collapse, hc_head, post, "),
         ({"target": "abacus"}, "has no arm 'fused' on target 'abacus'"),
         ({"default": Choice.of("mega", {})}, "has no arm 'mega' on target 'c'; it has fused, unfused"),
         ({"default": Choice.of("fused", {"tile_n": 24})}, "takes the tunables .* got .'tile_n'."),

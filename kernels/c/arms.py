@@ -1,4 +1,4 @@
-"""The arms of `post_pre_delayed` on the C backend: their spaces, buffers and launches."""
+"""The arms of every seam on the C backend: their spaces, buffers and launches."""
 
 from __future__ import annotations
 
@@ -7,91 +7,83 @@ from types import MappingProxyType
 
 import torch
 
-from mhctune.kernels.c.lanes import LANES
-from mhctune.kernels.post_pre_arm import MIX_SIZE, PostPreArm
-from mhctune.kernels.seam import Launch, Problem, Region, Tensors, Variant
-from mhctune.kernels.space import Config, Constraint, SearchSpace, Tunable
+from mhctune.kernels import forms
+from mhctune.kernels.c import tiles
+from mhctune.kernels.c.one_pass import OnePassCollapse, OnePassPost, bits, post_variant, run_post
+from mhctune.kernels.forms import Form
+from mhctune.kernels.post_pre_arm import PostPreArm
+from mhctune.kernels.seam import Arm, Launch, Problem, Region, Tensors, Variant
+from mhctune.kernels.space import Config, Constraint, SearchSpace
 
 _POST_BLOCK_H = 256
 """Block of the stand-alone post kernel; 256 and 1024 were equal within noise at T = 1 to 64 (hidden 5120)."""
 
-_TUNABLES = (
-    Tunable("tile_n", (6, 12, 24), "columns of the projection a program computes"),
-    Tunable("n_splits", (1, 2, 4, 5, 8), "ranges of H that are summed apart"),
-    Tunable("block_h", (64, 128, 256), "elements of H a program holds at a time"),
-    Tunable("block_m", (1, 2, 4, 8), "tokens a program shares the weights among"),
-)
 
-
-def _constraints(hidden_size: int) -> tuple[Constraint, ...]:
-    """Return the closed form of the legality certificate (`Arm.writes`)."""
-    return (
-        Constraint(
-            f"{MIX_SIZE} columns are not a multiple of tile_n {{tile_n}}: the last columns would be dropped",
-            lambda c: c["tile_n"] > 0 and MIX_SIZE % c["tile_n"] == 0,
-        ),
-        Constraint(
-            f"hidden {hidden_size} is not a multiple of n_splits {{n_splits}} x block_h {{block_h}}: "
-            "a slice of k would be dropped",
-            lambda c: min(c["n_splits"], c["block_h"]) > 0
-            and hidden_size % (c["n_splits"] * c["block_h"]) == 0,
-        ),
-        Constraint(
-            f"block_h {{block_h}} is not a multiple of the {LANES} lanes of an accumulator",
-            lambda c: c["block_h"] % LANES == 0,
-        ),
-        Constraint("block_m {block_m} must be 1 to 8: 8 tokens fill the vector registers",
-                   lambda c: 1 <= c["block_m"] <= 8),
-    )  # fmt: skip
-
-
-class _PostPre(PostPreArm):
-    """What both arms share: tunables and the epilogue."""
+class _Projecting(PostPreArm):
+    """What the arms with a projection share: tunables, the projection's flags and the epilogue."""
 
     target = "c"
+    writes_aux = True
     preferred: Config = MappingProxyType({"tile_n": 24, "n_splits": 1, "block_h": 64, "block_m": 4})
     _shared_sources = (
-        "post_pre_arm.py", "c/arms.py", "c/bf16.py", "c/lanes.py", "c/post.py", "c/projection.py",
-        "c/epilogue.py",
+        "forms.py", "tensors.py", "post_pre_arm.py", "c/arms.py", "c/tiles.py", "c/one_pass.py", "c/bf16.py",
+        "c/lanes.py", "c/post.py", "c/projection.py", "c/epilogue.py",
     )  # fmt: skip
+
+    def __init__(self, form: Form = forms.POST_PRE_DELAYED) -> None:
+        """Compute the seam of a form."""
+        self.form = form
 
     def space(self, problem: Problem) -> SearchSpace:
         """Return the legal configs for a problem."""
-        return SearchSpace(self.name, _TUNABLES, _constraints(problem.hidden_size))
-
-    def _epilogue(self, problem: Problem) -> Variant:
-        return Variant.of(
-            "epilogue", self.target, hidden_size=problem.hidden_size, sinkhorn_iters=problem.sinkhorn_iters,
-            carried=int(problem.carried), norm=int(problem.norm),
-        )  # fmt: skip
+        rules = tiles.constraints(problem.hidden_size, self.columns)
+        return SearchSpace(self.name, tiles.tunables(self.columns), rules)
 
     def _tiled(self, kernel: str, problem: Problem, config: Config) -> Variant:
-        return Variant.of(kernel, self.target, hidden_size=problem.hidden_size, **config)
+        flags = {
+            "n_columns": 0 if self.columns == 24 else self.columns,
+            "n_streams": int(self.form.broadcast),
+            "bf16_weights": int(self.form.weights is not None and self.form.weights.dtype == "bfloat16"),
+        }
+        given = {name: value for name, value in flags.items() if value}
+        return Variant.of(kernel, self.target, hidden_size=problem.hidden_size, **config, **given)
 
     def _tiles(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
         return self._partials(config["n_splits"], config["block_m"], config["tile_n"], num_tokens)
 
+    def _epilogue(self, problem: Problem) -> Variant:
+        flags = {
+            "broadcast": int(self.form.broadcast),
+            "write_aux": int(problem.aux),
+        }
+        given = {name: value for name, value in flags.items() if value}
+        if not problem.delayed:
+            given["delayed"] = 0
+        return Variant.of(
+            "epilogue", self.target, hidden_size=problem.hidden_size, sinkhorn_iters=problem.sinkhorn_iters,
+            carried=int(problem.carried), norm=int(problem.norm), **given,
+        )  # fmt: skip
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a bfloat16 tensor's bits; a view."""
-    return tensor.view(torch.uint16)
+    def _run_epilogue(
+        self, kernel: Callable[..., None], problem: Problem, inputs: Tensors, buffers: Tensors
+    ) -> None:
+        post_mix, layer_input = buffers["next_post_mix"], bits(buffers["layer_input"])
+        streams = bits(buffers["residual_out"] if "residual_out" in buffers else inputs["residual"])
+        projected = bits(inputs["x"])[:, None] if self.form.broadcast else streams
+        kernel(
+            buffers["mul"], buffers["sqrsum"], projected, inputs.get("pre_mix", post_mix),
+            inputs["scale"], inputs["base"], bits(inputs["norm_weight"]),
+            post_mix, buffers["next_comb_mix"], layer_input, buffers.get("next_pre_mix", post_mix),
+            streams, bits(buffers["aux"]) if problem.aux else layer_input,
+            problem.rms_eps, problem.hc_pre_eps, problem.sinkhorn_eps, problem.post_mult, problem.norm_eps,
+        )  # fmt: skip
 
 
-def _run_epilogue(kernel: Callable[..., None], problem: Problem, inputs: Tensors, buffers: Tensors) -> None:
-    kernel(
-        buffers["mul"], buffers["sqrsum"], _bits(buffers["residual_out"]), inputs["pre_mix"],
-        inputs["scale"], inputs["base"], _bits(inputs["norm_weight"]),
-        buffers["next_post_mix"], buffers["next_comb_mix"], _bits(buffers["layer_input"]),
-        buffers["next_pre_mix"],
-        problem.rms_eps, problem.hc_pre_eps, problem.sinkhorn_eps, problem.post_mult, problem.norm_eps,
-    )  # fmt: skip
-
-
-class Fused(_PostPre):
+class Fused(_Projecting):
     """Post folded into the projection, then the epilogue: two launches."""
 
     name = "fused"
-    sources = (*_PostPre._shared_sources, "c/post_pre.py")
+    sources = (*_Projecting._shared_sources, "c/post_pre.py")
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the fused kernel and the epilogue."""
@@ -113,28 +105,28 @@ class Fused(_PostPre):
 
         def launch(inputs: Tensors, buffers: Tensors) -> None:
             post_pre(
-                _bits(inputs["x"]), _bits(inputs["residual"]), inputs["post_mix"], inputs["comb_mix"],
-                inputs["fn"], _bits(buffers["residual_out"]), buffers["mul"], buffers["sqrsum"],
+                bits(inputs["x"]), bits(inputs["residual"]), inputs["post_mix"], inputs["comb_mix"],
+                _weights(inputs), bits(buffers["residual_out"]), buffers["mul"], buffers["sqrsum"],
             )  # fmt: skip
-            _run_epilogue(epilogue, problem, inputs, buffers)
+            self._run_epilogue(epilogue, problem, inputs, buffers)
 
         return launch
 
 
-class Unfused(_PostPre):
-    """Post, split-k projection of the stored streams, epilogue: three launches."""
+class Unfused(_Projecting):
+    """Post where the seam has one, split-k projection of the stored streams, epilogue: a launch each."""
 
     name = "unfused"
-    sources = _PostPre._shared_sources
+    sources = _Projecting._shared_sources
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the post kernel, the projection and the epilogue."""
-        post = Variant.of("post", self.target, hidden_size=problem.hidden_size, block_h=_POST_BLOCK_H)
-        return post, self._tiled("projection", problem, config), self._epilogue(problem)
+        post = (post_variant(problem.hidden_size, _POST_BLOCK_H),) if self.form.has_post else ()
+        return *post, self._tiled("projection", problem, config), self._epilogue(problem)
 
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
         """Yield what each program writes."""
-        for token in range(num_tokens):
+        for token in range(num_tokens if self.form.has_post else 0):
             for block in range(problem.hidden_size // _POST_BLOCK_H):
                 columns = (block * _POST_BLOCK_H, (block + 1) * _POST_BLOCK_H)
                 yield Region("residual_out", ((token, token + 1), (0, 4), columns))
@@ -142,8 +134,10 @@ class Unfused(_PostPre):
         yield from self._epilogue_writes(problem, num_tokens)
 
     def space(self, problem: Problem) -> SearchSpace:
-        """Return the legal configs for a problem; the post kernel's block must divide H as well."""
+        """Return the legal configs for a problem; a post kernel's block must divide H as well."""
         space = super().space(problem)
+        if not self.form.has_post:
+            return space
         rule = Constraint(
             f"hidden {problem.hidden_size} is not a multiple of the post kernel's block of {_POST_BLOCK_H}",
             lambda c: problem.hidden_size % _POST_BLOCK_H == 0,
@@ -152,14 +146,52 @@ class Unfused(_PostPre):
 
     def bind(self, problem: Problem, config: Config, kernels: Sequence[Callable[..., None]]) -> Launch:
         """Return the launch."""
-        post, projection, epilogue = kernels
+        *post, projection, epilogue = kernels
 
         def launch(inputs: Tensors, buffers: Tensors) -> None:
-            streams = _bits(buffers["residual_out"])
-            post(
-                _bits(inputs["x"]), _bits(inputs["residual"]), inputs["post_mix"], inputs["comb_mix"], streams
-            )
-            projection(streams, inputs["fn"], buffers["mul"], buffers["sqrsum"])
-            _run_epilogue(epilogue, problem, inputs, buffers)
+            for kernel in post:
+                run_post(kernel, inputs, buffers, None)
+            projection(self._projected(inputs, buffers), _weights(inputs), buffers["mul"], buffers["sqrsum"])
+            self._run_epilogue(epilogue, problem, inputs, buffers)
 
         return launch
+
+    def _projected(self, inputs: Tensors, buffers: Tensors) -> torch.Tensor:
+        """Return the bits of what is projected: the streams, or the embedding as one of them."""
+        if self.form.broadcast:
+            return bits(inputs["x"])[:, None]
+        return bits(buffers["residual_out"] if self.form.has_post else inputs["residual"])
+
+
+class UnfusedHead(Unfused):
+    """Projection to four gates, then the streams' weighted sum: two launches."""
+
+    preferred: Config = MappingProxyType({"tile_n": 4, "n_splits": 1, "block_h": 64, "block_m": 4})
+    sources = (*_Projecting._shared_sources, "c/head.py")
+
+    def _epilogue(self, problem: Problem) -> Variant:
+        return Variant.of("head", self.target, hidden_size=problem.hidden_size)
+
+    def _run_epilogue(
+        self, kernel: Callable[..., None], problem: Problem, inputs: Tensors, buffers: Tensors
+    ) -> None:
+        kernel(
+            buffers["mul"], buffers["sqrsum"], bits(inputs["residual"]), inputs["scale"], inputs["base"],
+            bits(buffers["collapsed"]), problem.rms_eps, problem.hc_pre_eps,
+        )  # fmt: skip
+
+
+def _weights(inputs: Tensors) -> torch.Tensor:
+    """Return the projection's weights as the kernels take them."""
+    fn = inputs["fn"]
+    return bits(fn) if fn.dtype == torch.bfloat16 else fn
+
+
+ARMS: dict[str, tuple[Arm, ...]] = {
+    **{form.name: (Fused(form), Unfused(form))
+       for form in (forms.POST_PRE_DELAYED, forms.POST_PRE, forms.POST_PRE_BF16)},
+    **{form.name: (Unfused(form),) for form in (forms.PRE_DELAYED, forms.PRE, forms.PRE_BROADCAST)},
+    forms.POST.name: (OnePassPost(),),
+    forms.HC_HEAD.name: (UnfusedHead(forms.HC_HEAD),),
+    forms.COLLAPSE.name: (OnePassCollapse(),),
+}  # fmt: skip

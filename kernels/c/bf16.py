@@ -32,3 +32,18 @@ def round_to_bf16(value: PrimExpr) -> PrimExpr:
 def fma(a: PrimExpr, b: PrimExpr, c: PrimExpr) -> PrimExpr:
     """Fused multiply-add; written out because contraction is off (it would move the stored streams)."""
     return T.call_extern("float32", "fmaf", a, b, c)
+
+
+def load(values: PrimExpr, is_bf16: int) -> PrimExpr:
+    """Return a float32 from a tensor's element: float32 as it is, or the bits of a bfloat16."""
+    return widen(values) if is_bf16 else values
+
+
+def weighted(weights, first, second, third, fourth):  # type: ignore[no-untyped-def]
+    """Return the sum of the four streams' elements by `weights`, in order and without contraction."""
+    return weights[0] * first + weights[1] * second + weights[2] * third + weights[3] * fourth
+
+
+def mean(first: PrimExpr, second: PrimExpr, third: PrimExpr, fourth: PrimExpr) -> PrimExpr:
+    """Return the mean of four float32, added in this order; rounded to bf16 it is torch.mean's to the bit."""
+    return (first + second + third + fourth) * T.float32(0.25)

@@ -8,7 +8,9 @@ from mhctune.kernels.c.post import mix_streams
 from mhctune.kernels.c.projection import add_dots, add_squares, clear, register_columns, store_partials
 
 
-def post_pre(hidden_size: int, tile_n: int, n_splits: int, block_h: int, block_m: int) -> PrimFunc:
+def post_pre(
+    hidden_size: int, tile_n: int, n_splits: int, block_h: int, block_m: int, bf16_weights: int = 0
+) -> PrimFunc:
     """Build post + projection in one kernel.
 
     The grid is the projection's. Every program recomputes the streams of its tokens and its range of H;
@@ -18,6 +20,7 @@ def post_pre(hidden_size: int, tile_n: int, n_splits: int, block_h: int, block_m
     num_tokens = T.dynamic("num_tokens")
     split_h = hidden_size // n_splits
     columns = register_columns(block_m, tile_n)
+    weight_type = "uint16" if bf16_weights else "float32"
 
     @T.prim_func
     def mhctune_post_pre(
@@ -25,7 +28,7 @@ def post_pre(hidden_size: int, tile_n: int, n_splits: int, block_h: int, block_m
         residual: T.Tensor((num_tokens, 4, hidden_size), "uint16"),
         post_mix: T.Tensor((num_tokens, 4), "float32"),
         comb_mix: T.Tensor((num_tokens, 4, 4), "float32"),
-        fn: T.Tensor((24, 4, hidden_size), "float32"),
+        fn: T.Tensor((24, 4, hidden_size), weight_type),
         residual_out: T.Tensor((num_tokens, 4, hidden_size), "uint16"),
         mul: T.Tensor((n_splits, num_tokens, 24), "float32"),
         sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
@@ -35,7 +38,7 @@ def post_pre(hidden_size: int, tile_n: int, n_splits: int, block_h: int, block_m
             squares = T.alloc_local((block_m, LANES), "float32")
             values = T.alloc_local((block_m, 4, block_h), "float32")
             streams = T.alloc_local((block_m, 4, block_h), "uint32")
-            clear(totals, squares, values, block_m, tile_n, block_h)
+            clear(totals, squares, values, block_m, tile_n, block_h, 4)
             for block in T.serial(split_h // block_h):
                 for m in T.serial(block_m):
                     if rows * block_m + m < num_tokens:
@@ -52,10 +55,10 @@ def post_pre(hidden_size: int, tile_n: int, n_splits: int, block_h: int, block_m
                                 residual_out[rows * block_m + m, j, split * split_h + block * block_h + h] = (
                                     T.cast(streams[m, j, h], "uint16")
                                 )
-                            add_squares(values, squares, m, block_h)
+                            add_squares(values, squares, m, block_h, 4)
                 add_dots(
                     fn, values, totals, tile * tile_n, split * split_h + block * block_h,
-                    block_m, tile_n, block_h, columns,
+                    block_m, tile_n, block_h, columns, 4, bf16_weights,
                 )  # fmt: skip
             for m in T.serial(block_m):
                 if rows * block_m + m < num_tokens:
