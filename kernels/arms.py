@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from mhctune.kernels import forms
 from mhctune.kernels.c import arms as c
-from mhctune.kernels.cuda import fused, unfused
+from mhctune.kernels.cuda.fused import Fused, FusedMma
+from mhctune.kernels.cuda.one_pass import OnePassCollapse, OnePassPost
+from mhctune.kernels.cuda.unfused import Unfused, UnfusedHead, UnfusedMma
 from mhctune.kernels.seam import Arm
 
-ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {
-    "c": c.ARMS,
-    "cuda": {
-        "post_pre_delayed": (fused.Fused(), fused.FusedMma(), unfused.Unfused(), unfused.UnfusedMma()),
-    },
-}
+_CUDA: dict[str, tuple[Arm, ...]] = {
+    **{form.name: (Fused(form), FusedMma(form), Unfused(form), UnfusedMma(form))
+       for form in (forms.POST_PRE_DELAYED, forms.POST_PRE)},
+    **{form.name: (Unfused(form), UnfusedMma(form))
+       for form in (forms.PRE_DELAYED, forms.PRE, forms.PRE_BROADCAST)},
+    # The tensor cores' arms split float32 weights into three terms; one would do for these.
+    forms.POST_PRE_BF16.name: (Fused(forms.POST_PRE_BF16), Unfused(forms.POST_PRE_BF16)),
+    forms.POST.name: (OnePassPost(),),
+    forms.HC_HEAD.name: (UnfusedHead(forms.HC_HEAD),),
+    forms.COLLAPSE.name: (OnePassCollapse(),),
+}  # fmt: skip
+
+ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {"c": c.ARMS, "cuda": _CUDA}
 
 # Without a table one choice serves every token count: by default the first arm. On c, `fused` is legal
 # wherever `unfused` is, which also needs multiples of 256. On cuda the tensor cores' arms degrade least: on
 # an H200 at hidden 5120 the best of each took 6.2, 7.3, 5.8 and 3.8 us at 1 token, but 11.9, 12.5, 17.0 and
-# 19.4 us at 128, in this order.
+# 19.4 us at 128, in this order. The other seams' arms were not swept on a GPU yet: without a table none is
+# offered.
 PREFERENCE: dict[str, dict[str, tuple[str, ...]]] = {
-    "cuda": {"post_pre_delayed": ("fused_mma", "unfused_mma", "unfused", "fused")},
+    "cuda": {
+        **dict.fromkeys(_CUDA, ()),
+        "post_pre_delayed": ("fused_mma", "unfused_mma", "unfused", "fused"),
+    },
 }

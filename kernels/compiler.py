@@ -55,7 +55,16 @@ _tracing = threading.Lock()
 
 KERNELS = {
     "c": ("post", "projection", "post_pre", "epilogue", "head", "collapse"),
-    "cuda": ("post", "projection", "projection_mma", "post_pre", "post_pre_mma", "epilogue"),
+    "cuda": (
+        "post",
+        "projection",
+        "projection_mma",
+        "post_pre",
+        "post_pre_mma",
+        "epilogue",
+        "head",
+        "collapse",
+    ),
 }
 """By target the kernels there are: each is a function of its own name in a module of its own name."""
 

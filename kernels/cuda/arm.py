@@ -1,9 +1,12 @@
-"""What the CUDA arms of `post_pre_delayed` share: tunables, rules and the epilogue."""
+"""What the CUDA arms with a projection share: tunables, rules and the epilogue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 
+from mhctune.kernels import forms
+from mhctune.kernels.forms import Form
 from mhctune.kernels.post_pre_arm import MIX_SIZE, PostPreArm
 from mhctune.kernels.seam import Problem, Tensors, Variant
 from mhctune.kernels.space import Config, Constraint, Tunable
@@ -20,32 +23,33 @@ COLLAPSE = Tunable(
 TILE = ("tile_n", "n_splits", "n_thr", "vec", "block_m")
 
 
-def epilogue_rules(problem: Problem) -> tuple[Constraint, ...]:
-    """Return the rules of the epilogue's own tunables."""
-    hidden = problem.hidden_size
-    return (
-        Constraint(
-            f"hidden {hidden} is not a multiple of 8 x epilogue_thr {{epilogue_thr}}, or that is no "
-            "multiple of 32 up to 960 (two warps of 1024 threads are the coefficients')",
-            lambda c: (
-                c["epilogue_thr"] % 32 == 0
-                and 0 < c["epilogue_thr"] <= 960
-                and hidden % (8 * c["epilogue_thr"]) == 0
-            ),
-        ),
-        Constraint(
-            "collapse {collapse} must be 0 or 1, and 0 without a carried pre-mix: stream 0 is taken then",
-            lambda c: 0 <= c["collapse"] <= int(problem.carried),
+def thread_rule(hidden_size: int) -> Constraint:
+    """Return the rule of an epilogue whose `epilogue_thr` threads hold a token, 8 elements each at a time."""
+    return Constraint(
+        f"hidden {hidden_size} is not a multiple of 8 x epilogue_thr {{epilogue_thr}}, or that is no "
+        "multiple of 32 up to 960 (two warps of 1024 threads are the coefficients')",
+        lambda c: (
+            c["epilogue_thr"] % 32 == 0
+            and 0 < c["epilogue_thr"] <= 960
+            and hidden_size % (8 * c["epilogue_thr"]) == 0
         ),
     )
 
 
-def tile_rules(size: int, what: str) -> tuple[Constraint, ...]:
+def collapse_rule(problem: Problem) -> Constraint:
+    """Return the rule of who collapses."""
+    return Constraint(
+        "collapse {collapse} must be 0 or 1, and 0 without a carried pre-mix: stream 0 is taken then",
+        lambda c: 0 <= c["collapse"] <= int(problem.carried),
+    )
+
+
+def tile_rules(size: int, what: str, columns: int = MIX_SIZE) -> tuple[Constraint, ...]:
     """Return the rules of programs that own `block_m` tokens, `tile_n` columns and a range of `size`."""
     return (
         Constraint(
-            f"{MIX_SIZE} columns are not a multiple of tile_n {{tile_n}}: the last columns would be dropped",
-            lambda c: c["tile_n"] > 0 and MIX_SIZE % c["tile_n"] == 0,
+            f"{columns} columns are not a multiple of tile_n {{tile_n}}: the last columns would be dropped",
+            lambda c: c["tile_n"] > 0 and columns % c["tile_n"] == 0,
         ),
         Constraint(
             f"{what} {size} is not a multiple of n_splits {{n_splits}} x n_thr {{n_thr}} x vec {{vec}}: "
@@ -66,32 +70,75 @@ def tile_rules(size: int, what: str) -> tuple[Constraint, ...]:
 
 
 class CudaArm(PostPreArm):
-    """What the CUDA arms share: the epilogue."""
+    """What the CUDA arms with a projection share: the flags of their kernels, and the epilogue."""
 
     target = "cuda"
+    writes_aux = True
     _shared_sources = (
-        "post_pre_arm.py", "cuda/arm.py", "cuda/post.py", "cuda/reduction.py", "cuda/epilogue.py",
+        "forms.py", "tensors.py", "post_pre_arm.py", "cuda/arm.py", "cuda/post.py", "cuda/reduction.py",
+        "cuda/epilogue.py",
     )  # fmt: skip
 
+    def __init__(self, form: Form = forms.POST_PRE_DELAYED) -> None:
+        """Compute the seam of a form."""
+        self.form = form
+
+    @property
+    def _early(self) -> bool:
+        """Whether who writes the streams may collapse them: with a pre-mix that is known by then."""
+        return self.form.has_post and "carried" in self.form.free
+
+    @property
+    def _epilogue_tunables(self) -> tuple[Tunable, ...]:
+        return (EPILOGUE_THR, COLLAPSE) if self._early else (EPILOGUE_THR,)
+
+    def _epilogue_rules(self, problem: Problem) -> tuple[Constraint, ...]:
+        threads = thread_rule(problem.hidden_size)
+        return (threads, collapse_rule(problem)) if self._early else (threads,)
+
+    def _preferred(self, **config: int) -> Config:
+        """Return a config as served without a table, with the epilogue's own tunables."""
+        early = {"collapse": 0} if self._early else {}
+        return MappingProxyType({**config, "epilogue_thr": 128, **early})
+
+    def _post_flags(self, problem: Problem, config: Config) -> dict[str, int]:
+        """Return the flags of who writes the streams."""
+        early = {"collapse": config["collapse"]} if self._early else {"collapse": 0}
+        return {**early, **({"write_aux": 1} if problem.aux else {})}
+
+    def _projection_flags(self) -> dict[str, int]:
+        """Return what is not usual of the projected: columns, streams, and the type of the weights."""
+        assert self.form.weights is not None
+        flags = {
+            "n_columns": 0 if self.columns == MIX_SIZE else self.columns,
+            "n_streams": int(self.form.broadcast),
+            "bf16_weights": int(self.form.weights.dtype == "bfloat16"),
+        }
+        return {name: value for name, value in flags.items() if value}
+
     def _epilogue(self, problem: Problem, config: Config) -> Variant:
+        flags = {"broadcast": 1} if self.form.broadcast else {}
+        if not problem.delayed:
+            flags["delayed"] = 0
         return Variant.of(
             "epilogue", self.target, hidden_size=problem.hidden_size, n_splits=config["n_splits"],
             sinkhorn_iters=problem.sinkhorn_iters, carried=int(problem.carried), norm=int(problem.norm),
-            collapsed=config["collapse"], n_thr=config["epilogue_thr"], vec=8,
+            collapsed=config.get("collapse", 0), n_thr=config["epilogue_thr"], vec=8, **flags,
         )  # fmt: skip
 
-    def _tiled(self, kernel: str, problem: Problem, config: Config, *names: str) -> Variant:
+    def _tiled(self, kernel: str, problem: Problem, config: Config, *names: str, **flags: int) -> Variant:
         params = {name: config[name] for name in names}
-        return Variant.of(kernel, self.target, hidden_size=problem.hidden_size, **params)
+        return Variant.of(kernel, self.target, hidden_size=problem.hidden_size, **params, **flags)
 
-    @staticmethod
     def _run_epilogue(
-        kernel: Callable[..., None], problem: Problem, inputs: Tensors, buffers: Tensors
+        self, kernel: Callable[..., None], problem: Problem, inputs: Tensors, buffers: Tensors
     ) -> None:
+        post_mix = buffers["next_post_mix"]
+        streams = buffers["residual_out"] if "residual_out" in buffers else inputs["residual"]
         kernel(
-            buffers["mul"], buffers["sqrsum"], buffers["residual_out"], inputs["pre_mix"],
-            inputs["scale"], inputs["base"], inputs["norm_weight"],
-            buffers["next_post_mix"], buffers["next_comb_mix"], buffers["layer_input"],
-            buffers["next_pre_mix"],
+            buffers["mul"], buffers["sqrsum"], inputs["x"][:, None] if self.form.broadcast else streams,
+            inputs.get("pre_mix", post_mix), inputs["scale"], inputs["base"], inputs["norm_weight"],
+            post_mix, buffers["next_comb_mix"], buffers["layer_input"],
+            buffers.get("next_pre_mix", post_mix), streams,
             problem.rms_eps, problem.hc_pre_eps, problem.sinkhorn_eps, problem.post_mult, problem.norm_eps,
         )  # fmt: skip

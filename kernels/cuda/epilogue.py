@@ -1,4 +1,4 @@
-"""The delayed epilogue on CUDA: partial sums to coefficients, Sinkhorn, collapse and RMSNorm."""
+"""The epilogue on CUDA: partial sums to coefficients, Sinkhorn, collapse and RMSNorm."""
 
 import tilelang.language as T
 from tvm.tirx import PrimFunc
@@ -9,7 +9,8 @@ def _reciprocal(value):
     return T.call_extern("float32", "tl::fast_rcp", value)
 
 
-def _sigmoid(value):
+def sigmoid(value):
+    """Return 1 / (1 + exp(-value))."""
     return T.float32(1) / (T.float32(1) + T.exp(-value))
 
 
@@ -50,6 +51,18 @@ def sinkhorn(matrix, rows, columns, row_sums, column_sums, iterations, eps):
             columns[j] = _reciprocal(column_sums[j])
 
 
+@T.macro
+def add_partials(mul, sqrsum, scalar, token, column, n_splits, factor, shift, numel, rms_eps):
+    """Put one column's logit into scalar[0]: every lane adds it and the squares over the splits, in order."""
+    scalar[0] = T.float32(0)
+    scalar[1] = T.float32(0)
+    for split in T.unroll(n_splits):
+        scalar[0] = scalar[0] + mul[split, token, column]
+        scalar[1] = scalar[1] + sqrsum[split, token]
+    scalar[1] = T.rsqrt(scalar[1] * T.float32(1 / numel) + rms_eps)
+    scalar[0] = scalar[0] * scalar[1] * factor + shift
+
+
 def epilogue(
     hidden_size: int,
     n_splits: int,
@@ -59,32 +72,42 @@ def epilogue(
     collapsed: int,
     n_thr: int,
     vec: int,
+    delayed: int = 1,
+    broadcast: int = 0,
 ) -> PrimFunc:
     """Build the epilogue: a program a token, `n_thr` threads that collapse and two warps for coefficients.
 
-    The layer input needs only the incoming pre-mix, so the collapse and its norm run beside the mixes and
-    the Sinkhorn iterations without waiting for each other: the collapsing threads have a barrier of their
-    own. What does not come from the kernel before is loaded before `pdl_sync`.
+    A delayed layer input needs only the incoming pre-mix, so the collapse and its norm run beside the mixes
+    and the Sinkhorn iterations without waiting for each other: the collapsing threads have a barrier of
+    their own. Otherwise they wait for the pre-mix, and not for Sinkhorn. Weights are loaded before
+    `pdl_sync`; the pre-mix comes from a kernel before the one ahead, and may not be.
 
     Args:
         hidden_size: H; a multiple of `n_thr * vec`.
         n_splits: partial sums to add, in order.
         sinkhorn_iters: column steps.
         carried: collapse with `pre_mix`; otherwise take stream 0.
-        norm: apply RMSNorm to the collapse after rounding it to bf16.
+        norm: apply RMSNorm to the collapse, rounded to bf16.
         collapsed: the kernel before has written the collapse into `layer_input`: read one row, not four.
         n_thr: threads that collapse, a multiple of 32.
         vec: neighbouring elements a thread loads at once.
+        delayed: V4.1: store the next pre-mix, and square the rounded collapse in the norm. Otherwise V4:
+            collapse with the pre-mix just computed, store none, and square the unrounded collapse.
+        broadcast: `residual` [T, 1, H] holds what all streams are equal to; store the streams in `streams`.
+
+    What a flag leaves out is neither read nor written: its slot may hold any tensor of its shape.
     """
     num_tokens = T.dynamic("num_tokens")
     steps = hidden_size // (n_thr * vec)
     warps = n_thr // 32
+    n_streams = 1 if broadcast else 4
+    mixed = (carried or not delayed) and not collapsed
 
     @T.prim_func
     def mhctune_epilogue(
         mul: T.Tensor((n_splits, num_tokens, 24), "float32"),
         sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
-        residual: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
+        residual: T.Tensor((num_tokens, n_streams, hidden_size), "bfloat16"),
         pre_mix: T.Tensor((num_tokens, 4), "float32"),
         scale: T.Tensor((3,), "float32"),
         base: T.Tensor((24,), "float32"),
@@ -93,6 +116,7 @@ def epilogue(
         next_comb: T.Tensor((num_tokens, 4, 4), "float32"),
         layer_input: T.Tensor((num_tokens, hidden_size), "bfloat16"),
         next_pre: T.Tensor((num_tokens, 4), "float32"),
+        streams: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
         rms_eps: T.float32,
         hc_pre_eps: T.float32,
         sinkhorn_eps: T.float32,
@@ -103,6 +127,7 @@ def epilogue(
             thread = T.get_thread_binding()
             squares = T.alloc_shared((warps,), "float32")
             logits = T.alloc_shared((16,), "float32")
+            own_mix = T.alloc_shared((4,), "float32")
             row = T.alloc_local((steps, vec), "float32")
             stored = T.alloc_local((4, vec), "bfloat16")
             rounded = T.alloc_local((vec,), "bfloat16")
@@ -120,9 +145,6 @@ def epilogue(
                     for step in T.unroll(steps):
                         for v in T.vectorized(vec):
                             weights[step, v] = norm_weight[(step * n_thr + thread) * vec + v]
-                if carried and not collapsed:
-                    for j in T.vectorized(4):
-                        mix_in[j] = pre_mix[token, j]
             else:
                 # The first warp owns comb (lanes 0-15), the second pre and post (lanes 0-7).
                 first_warp = thread < n_thr + 32
@@ -131,31 +153,59 @@ def epilogue(
                 mix_in[0] = scale[T.if_then_else(first_warp, 2, T.min(lane, 7) // 4)]
                 mix_in[1] = base[column[0]]
             T.pdl_sync()
+            if not delayed:
+                if thread >= n_thr:
+                    add_partials(
+                        mul, sqrsum, scalar, token, column[0], n_splits, mix_in[0], mix_in[1],
+                        n_streams * hidden_size, rms_eps,
+                    )  # fmt: skip
+                    if thread >= n_thr + 32:
+                        if thread < n_thr + 36:
+                            own_mix[thread - n_thr - 32] = sigmoid(scalar[0]) + hc_pre_eps
+                T.sync_threads()
             if thread < n_thr:
+                if mixed:
+                    if delayed:
+                        for j in T.vectorized(4):
+                            mix_in[j] = pre_mix[token, j]
+                    else:
+                        for j in T.unroll(4):
+                            mix_in[j] = own_mix[j]
                 scalar[0] = T.float32(0)
                 for step in T.unroll(steps):
                     first = (step * n_thr + thread) * vec
                     if collapsed:
                         for v in T.vectorized(vec):
                             rounded[v] = layer_input[token, first + v]
-                    elif carried:
-                        for j in T.unroll(4):
+                    else:
+                        for j in T.unroll(n_streams if mixed else 1):
                             for v in T.vectorized(vec):
                                 stored[j, v] = residual[token, j, first + v]
-                        for v in T.unroll(vec):
-                            row[step, v] = mix_in[0] * T.cast(stored[0, v], "float32")
-                            for j in T.unroll(3):
-                                row[step, v] = T.ieee_fmaf(
-                                    mix_in[j + 1], T.cast(stored[j + 1, v], "float32"), row[step, v], "rn"
-                                )
-                            rounded[v] = T.cast(row[step, v], "bfloat16")
-                    else:
-                        for v in T.vectorized(vec):
-                            rounded[v] = residual[token, 0, first + v]
+                        if broadcast:
+                            for j in T.unroll(4):
+                                for v in T.vectorized(vec):
+                                    streams[token, j, first + v] = stored[0, v]
+                        if mixed:
+                            for v in T.unroll(vec):
+                                row[step, v] = mix_in[0] * T.cast(stored[0, v], "float32")
+                                for j in T.unroll(3):
+                                    row[step, v] = T.ieee_fmaf(
+                                        mix_in[j + 1],
+                                        T.cast(stored[0 if broadcast else j + 1, v], "float32"),
+                                        row[step, v],
+                                        "rn",
+                                    )
+                                rounded[v] = T.cast(row[step, v], "bfloat16")
+                        else:
+                            for v in T.unroll(vec):
+                                rounded[v] = stored[0, v]
                     if norm:
                         for v in T.unroll(vec):
-                            row[step, v] = T.cast(rounded[v], "float32")
+                            if delayed:
+                                row[step, v] = T.cast(rounded[v], "float32")
                             scalar[0] = T.ieee_fmaf(row[step, v], row[step, v], scalar[0], "rn")
+                            if not delayed:
+                                row[step, v] = T.cast(rounded[v], "float32")
                     elif not collapsed:
                         for v in T.vectorized(vec):
                             layer_input[token, first + v] = rounded[v]
@@ -176,16 +226,13 @@ def epilogue(
                         for v in T.vectorized(vec):
                             layer_input[token, (step * n_thr + thread) * vec + v] = rounded[v]
             else:
-                # Every lane adds its column and the squares over the splits in order: no exchange.
                 lane = thread % 32
                 first_warp = thread < n_thr + 32
-                scalar[0] = T.float32(0)
-                scalar[1] = T.float32(0)
-                for split in T.unroll(n_splits):
-                    scalar[0] = scalar[0] + mul[split, token, column[0]]
-                    scalar[1] = scalar[1] + sqrsum[split, token]
-                scalar[1] = T.rsqrt(scalar[1] * T.float32(1 / (4 * hidden_size)) + rms_eps)
-                scalar[0] = scalar[0] * scalar[1] * mix_in[0] + mix_in[1]
+                if delayed:
+                    add_partials(
+                        mul, sqrsum, scalar, token, column[0], n_splits, mix_in[0], mix_in[1],
+                        n_streams * hidden_size, rms_eps,
+                    )  # fmt: skip
                 if first_warp:
                     if lane < 16:
                         logits[lane] = scalar[0]
@@ -203,9 +250,10 @@ def epilogue(
                             next_comb[token, lane, j] = mix_in[j]
                 else:
                     if lane < 4:
-                        next_pre[token, lane] = _sigmoid(scalar[0]) + hc_pre_eps
+                        if delayed:
+                            next_pre[token, lane] = sigmoid(scalar[0]) + hc_pre_eps
                     else:
                         if lane < 8:
-                            next_post[token, lane - 4] = _sigmoid(scalar[0]) * post_mult
+                            next_post[token, lane - 4] = sigmoid(scalar[0]) * post_mult
 
     return mhctune_epilogue

@@ -1,19 +1,10 @@
-"""The fused arms of `post_pre_delayed` on CUDA: post and projection in one kernel, then the epilogue."""
+"""The fused arms on CUDA: post and projection in one kernel, then the epilogue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from types import MappingProxyType
 
-from mhctune.kernels.cuda.arm import (
-    COLLAPSE,
-    EPILOGUE_THR,
-    N_SPLITS,
-    TILE,
-    CudaArm,
-    epilogue_rules,
-    tile_rules,
-)
+from mhctune.kernels.cuda.arm import N_SPLITS, TILE, CudaArm, tile_rules
 from mhctune.kernels.post_pre_arm import MIX_SIZE
 from mhctune.kernels.seam import Launch, Problem, Region, Tensors, Variant
 from mhctune.kernels.space import Config, Constraint, SearchSpace, Tunable
@@ -27,10 +18,12 @@ class _Fused(CudaArm):
         post_pre, epilogue = kernels
 
         def launch(inputs: Tensors, buffers: Tensors) -> None:
+            layer_input = buffers["layer_input"]
             post_pre(
-                inputs["x"], inputs["residual"], inputs["post_mix"], inputs["comb_mix"], inputs["pre_mix"],
-                inputs["fn"], buffers["residual_out"], buffers["layer_input"],
-                buffers["mul"], buffers["sqrsum"],
+                inputs["x"], inputs["residual"], inputs["post_mix"], inputs["comb_mix"],
+                inputs.get("pre_mix", inputs["post_mix"]), inputs["fn"],
+                buffers["residual_out"], layer_input, buffers["mul"], buffers["sqrsum"],
+                buffers["aux"] if problem.aux else layer_input,
             )  # fmt: skip
             self._run_epilogue(epilogue, problem, inputs, buffers)
 
@@ -50,13 +43,12 @@ class Fused(_Fused):
     """The fused route with a projection by fused multiply-adds."""
 
     name = "fused"
-    sources = (*CudaArm._shared_sources, "cuda/post_pre.py")
-    preferred: Config = MappingProxyType(
-        {
-            "tile_n": 4, "n_splits": 4, "n_thr": 128, "vec": 2, "block_m": 1, "ahead": 0,
-            "epilogue_thr": 128, "collapse": 0,
-        }
-    )  # fmt: skip
+    sources = (*CudaArm._shared_sources, "cuda/fused.py", "cuda/post_pre.py")
+
+    @property
+    def preferred(self) -> Config:  # type: ignore[override]
+        """Served without a table where it is legal."""
+        return self._preferred(tile_n=4, n_splits=4, n_thr=128, vec=2, block_m=1, ahead=0)
 
     def space(self, problem: Problem) -> SearchSpace:
         """Return the legal configs for a problem."""
@@ -74,8 +66,7 @@ class Fused(_Fused):
                 Tunable("vec", (2, 4, 8), "neighbouring elements a thread loads at once"),
                 Tunable("block_m", (1, 2, 4), "tokens a program shares the weights among"),
                 Tunable("ahead", (0, 2, 3, 4, 6, 8, 12), "columns whose weights are loaded a step early"),
-                EPILOGUE_THR,
-                COLLAPSE,
+                *self._epilogue_tunables,
             ),
             (
                 *tile_rules(problem.hidden_size, "hidden"),
@@ -85,13 +76,14 @@ class Fused(_Fused):
                     "128 registers that weights may take",
                     lambda c: 0 <= c["ahead"] <= c["tile_n"] and 4 * c["vec"] * c["ahead"] <= 128,
                 ),
-                *epilogue_rules(problem),
+                *self._epilogue_rules(problem),
             ),
         )
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the fused kernel and the epilogue."""
-        fused = self._tiled("post_pre", problem, config, *TILE, "ahead", "collapse")
+        flags = {**self._post_flags(problem, config), **self._projection_flags()}
+        fused = self._tiled("post_pre", problem, config, *TILE, "ahead", **flags)
         return fused, self._epilogue(problem, config)
 
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
@@ -105,10 +97,12 @@ class FusedMma(_Fused):
     """The fused route with a projection on tensor cores, at float32 accuracy."""
 
     name = "fused_mma"
-    sources = (*CudaArm._shared_sources, "cuda/post_pre_mma.py", "cuda/terms.py")
-    preferred: Config = MappingProxyType(
-        {"n_splits": 16, "block_h": 64, "block_m": 64, "epilogue_thr": 128, "collapse": 0}
-    )
+    sources = (*CudaArm._shared_sources, "cuda/fused.py", "cuda/post_pre_mma.py", "cuda/terms.py")
+
+    @property
+    def preferred(self) -> Config:  # type: ignore[override]
+        """Served without a table where it is legal."""
+        return self._preferred(n_splits=16, block_h=64, block_m=64)
 
     def space(self, problem: Problem) -> SearchSpace:
         """Return the legal configs for a problem."""
@@ -119,8 +113,7 @@ class FusedMma(_Fused):
                 N_SPLITS,
                 Tunable("block_h", (16, 32, 64, 128), "elements of H a program holds of each stream"),
                 Tunable("block_m", (16, 32, 64), "tokens a program shares the weights among"),
-                EPILOGUE_THR,
-                COLLAPSE,
+                *self._epilogue_tunables,
             ),
             (
                 Constraint(
@@ -140,13 +133,14 @@ class FusedMma(_Fused):
                     "elements for each of 128 threads, at most 64 loaded by one",
                     lambda c: 256 <= c["block_m"] * c["block_h"] <= 8192,
                 ),
-                *epilogue_rules(problem),
+                *self._epilogue_rules(problem),
             ),
         )
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the fused kernel and the epilogue."""
-        fused = self._tiled("post_pre_mma", problem, config, "n_splits", "block_h", "block_m", "collapse")
+        flags = self._post_flags(problem, config)
+        fused = self._tiled("post_pre_mma", problem, config, "n_splits", "block_h", "block_m", **flags)
         return fused, self._epilogue(problem, config)
 
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:

@@ -94,10 +94,25 @@ def collapse_streams(values, mix_in, layer_input, row, token, first, vec):
         layer_input[token, first + v] = rounded[v]
 
 
-def post(hidden_size: int, n_thr: int, vec: int, collapse: int) -> PrimFunc:
+@T.macro
+def mean_streams(values, aux, row, token, first, vec):
+    """Write the mean over a token's four new streams, summed in order as `torch.mean` does."""
+    mean = T.alloc_local((vec,), "bfloat16")
+    for v in T.unroll(vec):
+        mean[v] = T.cast(
+            (((values[row, 0, v] + values[row, 1, v]) + values[row, 2, v]) + values[row, 3, v])
+            * T.float32(0.25),
+            "bfloat16",
+        )
+    for v in T.vectorized(vec):
+        aux[token, first + v] = mean[v]
+
+
+def post(hidden_size: int, n_thr: int, vec: int, collapse: int = 0, write_aux: int = 0) -> PrimFunc:
     """Build the stand-alone post kernel: a program is a token and `n_thr * vec` elements of H.
 
-    With `collapse` it also writes the layer input, not yet normalised, from the incoming pre-mix.
+    With `collapse` it also writes the layer input, not yet normalised, from the incoming pre-mix; with
+    `write_aux` the mean over the new streams. What a flag leaves out is not touched.
     """
     num_tokens = T.dynamic("num_tokens")
     block_h = n_thr * vec
@@ -111,6 +126,7 @@ def post(hidden_size: int, n_thr: int, vec: int, collapse: int) -> PrimFunc:
         pre_mix: T.Tensor((num_tokens, 4), "float32"),
         residual_out: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
         layer_input: T.Tensor((num_tokens, hidden_size), "bfloat16"),
+        aux: T.Tensor((num_tokens, hidden_size), "bfloat16"),
     ):
         with T.Kernel(num_tokens, T.ceildiv(hidden_size, block_h), threads=n_thr) as (token, block):
             thread = T.get_thread_binding()
@@ -132,5 +148,7 @@ def post(hidden_size: int, n_thr: int, vec: int, collapse: int) -> PrimFunc:
                         residual_out[token, j, first + v] = streams[j, v]
                 if collapse:
                     collapse_streams(values, mix_in, layer_input, 0, token, first, vec)
+                if write_aux:
+                    mean_streams(values, aux, 0, token, first, vec)
 
     return mhctune_post

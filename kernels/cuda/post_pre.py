@@ -3,7 +3,13 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.cuda.post import collapse_streams, hold_coefficients, mix_streams, share_coefficients
+from mhctune.kernels.cuda.post import (
+    collapse_streams,
+    hold_coefficients,
+    mean_streams,
+    mix_streams,
+    share_coefficients,
+)
 from mhctune.kernels.cuda.reduction import store_partials
 
 
@@ -16,6 +22,8 @@ def post_pre(
     block_m: int,
     ahead: int,
     collapse: int,
+    write_aux: int = 0,
+    bf16_weights: int = 0,
 ) -> PrimFunc:
     """Build post + projection in one kernel.
 
@@ -24,9 +32,10 @@ def post_pre(
     tokens; those of the first column tile store them and sum their squares. What is projected is the stored
     bf16 value (numerics class `rounded`). The weights of the first `ahead` columns are loaded a step early,
     those of the first step before `pdl_sync`, at 4 * vec registers each. With `collapse` the programs of the
-    last column tile also write the layer input, not yet normalised, from the incoming pre-mix. Rows past the
-    last token repeat it and are not stored.
+    last column tile also write the layer input, not yet normalised, from the incoming pre-mix, and with
+    `write_aux` the mean over the streams. Rows past the last token repeat it and are not stored.
     """
+    weight_type = "bfloat16" if bf16_weights else "float32"
     num_tokens = T.dynamic("num_tokens")
     split_h = hidden_size // n_splits
     steps = split_h // (n_thr * vec)
@@ -47,11 +56,12 @@ def post_pre(
         post_mix: T.Tensor((num_tokens, 4), "float32"),
         comb_mix: T.Tensor((num_tokens, 4, 4), "float32"),
         pre_mix: T.Tensor((num_tokens, 4), "float32"),
-        fn: T.Tensor((24, 4, hidden_size), "float32"),
+        fn: T.Tensor((24, 4, hidden_size), weight_type),
         residual_out: T.Tensor((num_tokens, 4, hidden_size), "bfloat16"),
         layer_input: T.Tensor((num_tokens, hidden_size), "bfloat16"),
         mul: T.Tensor((n_splits, num_tokens, 24), "float32"),
         sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
+        aux: T.Tensor((num_tokens, hidden_size), "bfloat16"),
     ):
         with T.Kernel(T.ceildiv(num_tokens, block_m), 24 // tile_n, n_splits, threads=n_thr) as (
             rows,
@@ -67,8 +77,8 @@ def post_pre(
             sums = T.alloc_local((block_m, tile_n + 1), "float32")
             values = T.alloc_local((block_m, 4, vec), "float32")
             streams = T.alloc_local((4, vec), "bfloat16")
-            weights = T.alloc_local((4, vec), "float32")
-            first_weights = T.alloc_local((max(ahead, 1), 4, vec), "float32")
+            weights = T.alloc_local((4, vec), weight_type)
+            first_weights = T.alloc_local((max(ahead, 1), 4, vec), weight_type)
             mix_in = T.alloc_local((block_m, 4), "float32")
             T.pdl_trigger()
             load_ahead(fn, first_weights, tile, split * split_h + thread * vec)
@@ -100,6 +110,10 @@ def post_pre(
                                 sums[m, tile_n] = T.ieee_fmaf(
                                     values[m, j, v], values[m, j, v], sums[m, tile_n], "rn"
                                 )
+                    if write_aux:
+                        if tile == last_tile:
+                            if rows * block_m + m < num_tokens:
+                                mean_streams(values, aux, m, rows * block_m + m, first, vec)
                     if collapse:
                         if tile == last_tile:
                             if rows * block_m + m < num_tokens:
@@ -111,7 +125,10 @@ def post_pre(
                         for v in T.unroll(vec):
                             for m in T.unroll(block_m):
                                 sums[m, n] = T.ieee_fmaf(
-                                    first_weights[n, j, v], values[m, j, v], sums[m, n], "rn"
+                                    T.cast(first_weights[n, j, v], "float32"),
+                                    values[m, j, v],
+                                    sums[m, n],
+                                    "rn",
                                 )
                 if steps > 1:
                     next_step = T.min(step + 1, steps - 1)
@@ -124,7 +141,10 @@ def post_pre(
                         for v in T.unroll(vec):
                             for m in T.unroll(block_m):
                                 sums[m, ahead + n] = T.ieee_fmaf(
-                                    weights[j, v], values[m, j, v], sums[m, ahead + n], "rn"
+                                    T.cast(weights[j, v], "float32"),
+                                    values[m, j, v],
+                                    sums[m, ahead + n],
+                                    "rn",
                                 )
             store_partials(sums, partials, mul, sqrsum, rows, tile, split, block_m, tile_n, n_thr, num_tokens)
 

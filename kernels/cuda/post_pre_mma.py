@@ -3,19 +3,28 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.cuda.post import collapse_streams, combine_streams, hold_coefficients, load_streams
+from mhctune.kernels.cuda.post import (
+    collapse_streams,
+    combine_streams,
+    hold_coefficients,
+    load_streams,
+    mean_streams,
+)
 from mhctune.kernels.cuda.terms import PRODUCT_WIDTH, TERM_ROWS, load_weights, store_products, store_terms
 
 THREADS = 128
 
 
-def post_pre_mma(hidden_size: int, n_splits: int, block_h: int, block_m: int, collapse: int) -> PrimFunc:
+def post_pre_mma(
+    hidden_size: int, n_splits: int, block_h: int, block_m: int, collapse: int, write_aux: int = 0
+) -> PrimFunc:
     """Build post + projection in one kernel, the stored bf16 streams as operand A, exactly.
 
     A program owns `block_m` tokens, all columns and one of `n_splits` ranges of H, which it walks in blocks
     of `block_h`: it mixes the streams, stores them, and multiplies them by the weights' three bf16 terms.
     The weights do not come from the kernel before: those of the first block are in shared memory before
-    `pdl_sync`. With `collapse` it also writes the layer input, not yet normalised, from the incoming pre-mix.
+    `pdl_sync`. With `collapse` it also writes the layer input, not yet normalised, from the incoming pre-mix,
+    with `write_aux` the mean over the streams.
     """
     num_tokens = T.dynamic("num_tokens")
     split_h = hidden_size // n_splits
@@ -38,6 +47,7 @@ def post_pre_mma(hidden_size: int, n_splits: int, block_h: int, block_m: int, co
         layer_input: T.Tensor((num_tokens, hidden_size), "bfloat16"),
         mul: T.Tensor((n_splits, num_tokens, 24), "float32"),
         sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
+        aux: T.Tensor((num_tokens, hidden_size), "bfloat16"),
     ):
         with T.Kernel(T.ceildiv(num_tokens, block_m), n_splits, threads=THREADS) as (rows, split):
             thread = T.get_thread_binding()
@@ -83,6 +93,8 @@ def post_pre_mma(hidden_size: int, n_splits: int, block_h: int, block_m: int, co
                                 squares[part] = T.ieee_fmaf(
                                     values[0, j, v], values[0, j, v], squares[part], "rn"
                                 )
+                        if write_aux:
+                            mean_streams(values, aux, 0, token, first, vec)
                         if collapse:
                             for j in T.vectorized(4):
                                 mix_in[0, j] = pre_mix[token, j]

@@ -6,23 +6,34 @@ from tvm.tirx import PrimFunc
 from mhctune.kernels.cuda.reduction import store_partials
 
 
-def projection(hidden_size: int, tile_n: int, n_splits: int, n_thr: int, vec: int, block_m: int) -> PrimFunc:
-    """Build the FMA projection: the grid of the fused kernel, over the flat K = 4 H.
+def projection(
+    hidden_size: int,
+    tile_n: int,
+    n_splits: int,
+    n_thr: int,
+    vec: int,
+    block_m: int,
+    n_columns: int = 24,
+    n_streams: int = 4,
+    bf16_weights: int = 0,
+) -> PrimFunc:
+    """Build the FMA projection: the grid of the fused kernel, over the flat K = n_streams * H.
 
     A program owns `block_m` tokens, `tile_n` columns and one of `n_splits` ranges of K.
     """
     num_tokens = T.dynamic("num_tokens")
-    k_size = 4 * hidden_size
+    k_size = n_streams * hidden_size
+    weight_type = "bfloat16" if bf16_weights else "float32"
     split_k = k_size // n_splits
 
     @T.prim_func
     def mhctune_projection(
         residual: T.Tensor((num_tokens, k_size), "bfloat16"),
-        fn: T.Tensor((24, k_size), "float32"),
-        mul: T.Tensor((n_splits, num_tokens, 24), "float32"),
+        fn: T.Tensor((n_columns, k_size), weight_type),
+        mul: T.Tensor((n_splits, num_tokens, n_columns), "float32"),
         sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
     ):
-        with T.Kernel(T.ceildiv(num_tokens, block_m), 24 // tile_n, n_splits, threads=n_thr) as (
+        with T.Kernel(T.ceildiv(num_tokens, block_m), n_columns // tile_n, n_splits, threads=n_thr) as (
             rows,
             tile,
             split,
@@ -32,7 +43,7 @@ def projection(hidden_size: int, tile_n: int, n_splits: int, n_thr: int, vec: in
             sums = T.alloc_local((block_m, tile_n + 1), "float32")
             stored = T.alloc_local((block_m, vec), "bfloat16")
             values = T.alloc_local((block_m, vec), "float32")
-            weights = T.alloc_local((vec,), "float32")
+            weights = T.alloc_local((vec,), weight_type)
             T.pdl_trigger()
             T.pdl_sync()
             for m in T.unroll(block_m):
@@ -54,7 +65,9 @@ def projection(hidden_size: int, tile_n: int, n_splits: int, n_thr: int, vec: in
                         weights[v] = fn[tile * tile_n + n, first + v]
                     for v in T.unroll(vec):
                         for m in T.unroll(block_m):
-                            sums[m, n] = T.ieee_fmaf(weights[v], values[m, v], sums[m, n], "rn")
+                            sums[m, n] = T.ieee_fmaf(
+                                T.cast(weights[v], "float32"), values[m, v], sums[m, n], "rn"
+                            )
             store_partials(sums, partials, mul, sqrsum, rows, tile, split, block_m, tile_n, n_thr, num_tokens)
 
     return mhctune_projection

@@ -10,8 +10,8 @@ BLOCK_M = 64
 THREADS = 128
 
 
-def projection_mma(hidden_size: int, n_splits: int, block_k: int) -> PrimFunc:
-    """Build the tensor-core projection over the flat K = 4 H.
+def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int = 4) -> PrimFunc:
+    """Build the tensor-core projection over the flat K = n_streams * H.
 
     The streams are bf16, exact as operand A. A float32 weight is the sum of three bf16 terms to 24 bits, so
     that the products are exact; the three accumulators are added at the end. TF32 would round the weights to
@@ -22,7 +22,7 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int) -> PrimFunc:
     `pdl_sync`: they do not come from the kernel before. Rows past the last token are not read.
     """
     num_tokens = T.dynamic("num_tokens")
-    k_size = 4 * hidden_size
+    k_size = n_streams * hidden_size
     split_k = k_size // n_splits
     blocks = split_k // block_k
     lanes = 8  # threads that share a row: 64 elements, 16 bytes each
