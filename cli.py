@@ -45,9 +45,11 @@ from mhctune.db.engine import DatabaseError, Place
 from mhctune.db.export import FORMATS, ExportError, export, formats_of
 from mhctune.db.here import load_here, load_measured
 from mhctune.db.lock import exclusive
+from mhctune.db.manifest import export_manifest, manifests_beside
 from mhctune.db.repository import Repository
 from mhctune.db.status import read_back, sweep_lines
 from mhctune.kernels.dispatch import TableError
+from mhctune.kernels.legality import refusals
 from mhctune.kernels.space import Candidate
 
 EXIT_CODES = (
@@ -333,9 +335,13 @@ def export_command(
     formats: Formats = "json,python", folder: Folder = Path("."), db: TableDb = DB,
     seam: TableSeam = None, problem: TableProblem = None, force: Force = False, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Write the newest table as files to check in; the same table gives the same bytes."""
+    """Write the newest table as files to check in, and its manifest; the same table gives the same bytes."""
     names, table = formats_of(formats), load_measured(db, seam, problem)
     written = [str(export(table, name, folder, force=force)) for name in names]
+    if wrong := refusals(table):
+        note(f"no manifest: {next(iter(wrong.values()))}")
+    else:
+        written.append(str(export_manifest(table, folder, force=force)))
     print_json(written) if as_json else say("\n".join(written))
 
 
@@ -348,6 +354,7 @@ def check(
     with Repository.open(db, readonly=True) as store:
         checked = check_tables(store, load_measured(str(table)) if table else None)
     device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
+    findings += manifests_beside(table, checked[0].table) if table else []
     for each in checked:
         if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
             left_out.append(f"not measured again: {reason}")

@@ -194,7 +194,7 @@ def test_export_writes_files_that_look_up_the_same(measured: Path, tmp_path: Pat
     ran = mhctune(tmp_path, "export", "--db", db, "--format", "json,python", "-o", "out")
     assert ran.code == 0
     paths = [Path(line) for line in ran.out.splitlines()]
-    assert [path.suffix for path in paths] == [".json", ".py"]
+    assert [path.suffixes for path in paths] == [[".json"], [".py"], [".manifest", ".json"]]
     before = [(tmp_path / path).read_bytes() for path in paths]
     answers = [mhctune(tmp_path, "lookup", "2", "--db", each, "--json").json for each in (db, str(paths[0]))]
     assert answers[0] == answers[1]
@@ -205,7 +205,7 @@ def test_export_writes_files_that_look_up_the_same(measured: Path, tmp_path: Pat
 
 def test_export_overwrites_a_foreign_file_when_forced(measured: Path, tmp_path: Path) -> None:
     db = str(measured / "mhctune.db")
-    (name,) = mhctune(tmp_path, "export", "--db", db, "--format", "json", "--json").json
+    name, _ = mhctune(tmp_path, "export", "--db", db, "--format", "json", "--json").json
     (tmp_path / name).write_text("mine")
     assert mhctune(tmp_path, "export", "--db", db, "--format", "json", "--force").code == 0
     assert load_table(tmp_path / name).digest == load_table(db).digest
@@ -411,9 +411,10 @@ def folder(measured: Path, tmp_path: Path) -> Path:
         connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     with closing(sqlite3.connect(tmp_path / "other.db")) as connection, connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
-    (name,) = mhctune(
+    name, manifest = mhctune(
         tmp_path, "export", "--db", str(measured / "mhctune.db"), "--format", "json", "--json"
     ).json
+    (tmp_path / manifest).unlink()
     (tmp_path / "taken").mkdir()
     (tmp_path / name).unlink()
     (tmp_path / "taken" / name).write_text('{"somebody": "else"}')
