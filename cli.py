@@ -29,6 +29,7 @@ from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, elsewhere, remeasure
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.difference import sentences
 from mhctune.autotuner.nvidia import conditions_reader
 from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, plan_sweep, target_of
 from mhctune.autotuner.probe import detect
@@ -38,14 +39,19 @@ from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
+from mhctune.configs.recorded import recorded_names
 from mhctune.db import schema
 from mhctune.db.checks import check_tables
 from mhctune.db.derivation import chosen_sweep, derive_stored, keep
+from mhctune.db.diff import diff as diff_tables
+from mhctune.db.diff import same
 from mhctune.db.engine import DatabaseError, Place
 from mhctune.db.export import FORMATS, ExportError, export, formats_of
 from mhctune.db.here import load_here, load_measured
 from mhctune.db.lock import exclusive
 from mhctune.db.manifest import export_manifest, manifests_beside
+from mhctune.db.merge import merge
+from mhctune.db.replay import replay_database, replay_recording
 from mhctune.db.repository import Repository
 from mhctune.db.status import read_back, sweep_lines
 from mhctune.kernels.dispatch import TableError
@@ -58,7 +64,7 @@ EXIT_CODES = (
     "5 sweep incomplete: run it again; 6 the device is not the target; 7 database or file unusable; "
     "70 a bug; 130 SIGINT, 143 SIGTERM: stopped cleanly, run the same command to resume."
 )
-MISSING, CANNOT_TELL, INCOMPLETE, OTHER_DEVICE, UNUSABLE, BUG = 3, 4, 5, 6, 7, 70
+DISAGREES, MISSING, CANNOT_TELL, INCOMPLETE, OTHER_DEVICE, UNUSABLE, BUG = 1, 3, 4, 5, 6, 7, 70
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -104,6 +110,13 @@ Force = Annotated[bool, Option("--force", help="Overwrite files that mhctune did
 Exported = Annotated[Path | None, Option("--table", help="Exported .json to compare with the database.")]
 Tolerance = Annotated[float, Option("--tolerance", min=0.0, help="Slower by more is regressed: 0.1 is 10 %.")]
 NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also where the device is here.")]
+Before = Annotated[str, Argument(help="Database, its URL or an exported .json: how it was.", metavar="A")]
+After = Annotated[str, Argument(help="The same, how it is.", metavar="B")]
+Target = Annotated[str, Argument(help="Database file to write; what it holds stays.", metavar="OUT")]
+Sources = Annotated[list[str], Argument(help="Databases to take sweeps from.", metavar="IN...")]
+Recording = Annotated[str, Argument(
+    help=f"A .jsonl file, a database, or {', '.join(recorded_names())}.", metavar="RECORDING|DB")]
+Kept = Annotated[Path | None, Option("--table", help="Exported .json that the bands must equal.")]
 # fmt: on
 
 
@@ -367,6 +380,57 @@ def check(
     for sheet in () if as_json else report.check_sheets(done):
         show(sheet)
     raise SystemExit(done.exit_code)
+
+
+@app.command()
+def diff(before: Before, after: After, as_json: Json = False) -> None:
+    """Show what two databases or exported tables differ by; 0: they answer alike, 1: they do not."""
+    compared = diff_tables(before, after)
+    if as_json:
+        print_json([each.to_dict() for each in compared])
+    for each in () if as_json else compared:
+        lines = sentences(each.found) if each.found else [f"only in {each.only_in}"]
+        verdict = "every token count is answered alike" if each.same else "they answer differently"
+        show(report.difference_sheet(each.name, [*lines, verdict]))
+    raise SystemExit(0 if same(compared) else DISAGREES)
+
+
+@app.command("merge")
+def merge_command(target: Target, sources: Sources, as_json: Json = False) -> None:
+    """Write all sweeps of several databases into one file; the order changes nothing. 1: with conflicts."""
+    merged = merge(target, sources)
+    rows = [(f"{s.key[0]:%Y-%m-%d %H:%M:%S}", s.gpu_name, s.trials, s.tables, " ".join(s.places))
+            for s in merged.sweeps]  # fmt: skip
+    if as_json:
+        print_json({"digest": merged.digest, "changed": merged.changed, "sweeps": rows,
+                    "conflicts": merged.conflicts, "db": Place.of(target).location})  # fmt: skip
+    else:
+        show(report.merged_sheet(rows, target))
+        say("\n".join((*(f"conflict: {each}" for each in merged.conflicts), f"content {merged.digest[:12]}")))
+        say(f"database: {Place.of(target).location}" + ("" if merged.changed else " (held all of it before)"))
+    raise SystemExit(DISAGREES if merged.conflicts else 0)
+
+
+@app.command()
+def replay(source: Recording, table: Kept = None, as_json: Json = False) -> None:
+    """Derive bands again from a recording's or a database's samples; 1: not the kept table to the byte."""
+    kept = load_measured(str(table)) if table else None
+    if source.endswith(".jsonl") or source in recorded_names():
+        replayed = [replay_recording(source, kept)]
+    else:
+        with Repository.open(source, readonly=True) as store:
+            replayed = replay_database(store, kept)
+    done = Check([each.finding for each in replayed if each.finding])
+    if as_json:
+        tables = [each.derived.table.to_dict() for each in replayed]
+        print_json({"tables": tables, "findings": done.to_dict()["findings"]})
+    for each in () if as_json else replayed:
+        show_bands(each.derived)
+    for sheet in report.check_sheets(done) if done.findings and not as_json else ():
+        show(sheet)
+    if table and not replayed:
+        fail(f"{source} holds no table of the seam, problem and device of {table}", MISSING)
+    raise SystemExit(done.exit_code if done.findings else 0)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from mhctune.autotuner.bench import Bench
+from mhctune.autotuner.difference import changed_ranges
 from mhctune.autotuner.probe import Device
 from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
 from mhctune.autotuner.records import UNMEASURED, Cell, Failure, Footprint
@@ -101,15 +102,7 @@ def label(table: DispatchTable) -> str:
 
 def differences(ours: DispatchTable, theirs: DispatchTable) -> list[tuple[str, Choice, Choice]]:
     """Return the token ranges where two tables choose differently, with both choices."""
-    starts = sorted(
-        {b.first for t in (ours, theirs) for b in t.bands} | {t.max_tokens + 1 for t in (ours, theirs)}
-    )
-    found: list[tuple[str, Choice, Choice]] = []
-    for first, after in zip(starts, (*starts[1:], None), strict=True):
-        a, b = ours.lookup(first).choice, theirs.lookup(first).choice
-        if a != b:
-            found.append((_range(first, None if after is None else after - 1), a, b))
-    return found
+    return [(_range(first, last), a, b) for first, last, a, b in changed_ranges(ours, theirs)]
 
 
 def _range(first: int, last: int | None) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mhctune.autotuner.bands import BandDeriver, Derivation, NoBands, Option, Segment
+from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.records import Failure, Trial
 from mhctune.autotuner.standings import Standing, standings, winner
 from mhctune.autotuner.stats import NoiseFloor, noise_floor
@@ -36,7 +37,7 @@ def derive(
     sweep_id: int,
     trials: Sequence[Trial],
     max_regret: float,
-    incumbent: DispatchTable | None = None,
+    incumbent: Incumbent | None = None,
 ) -> Derived:
     """Derive the bands of a sweep, from what was kept alone: its arms may have changed since.
 
@@ -56,7 +57,7 @@ def derive(
     width = floor.width if floor else 0.0
     cells = {n: standings([t for t in trials if t.cell.num_tokens == n], width) for n in counts}
     options = _options(sweep, trials, cells)
-    served = {n: _served(incumbent, n) for n in counts} if incumbent is not None else {}
+    served = _served(incumbent, counts)
     derivation = BandDeriver(max_regret).derive(counts, options, served)
     bytes_of = {option.candidate: option.memory_bytes for option in options}
     wins = {n: winner(rows, sweep.variants, bytes_of, served.get(n)) for n, rows in cells.items()}
@@ -79,6 +80,7 @@ def derive(
             "sweep_digest": sweep.digest,
             "max_regret": max_regret,
             "raced_under": sweep.bound,
+            "incumbent": incumbent.to_data() if incumbent else None,
             "worst_upper": round(derivation.worst_upper, 6),
             "mean_regret": round(_mean_regret(bands), 6),
             "noise_floor": [round(floor.lower, 6), round(floor.upper, 6), floor.n] if floor else None,
@@ -124,10 +126,9 @@ def _choice(options: Sequence[Option], segment: Segment) -> Choice:
     return Choice.of(candidate.arm, candidate.config)
 
 
-def _served(table: DispatchTable | None, num_tokens: int) -> Candidate:
-    assert table is not None
-    choice = table.lookup(num_tokens).choice
-    return Candidate(choice.arm, choice.config)
+def _served(incumbent: Incumbent | None, counts: Sequence[int]) -> dict[int, Candidate]:
+    found = {n: incumbent.candidate(n) for n in counts} if incumbent else {}
+    return {n: candidate for n, candidate in found.items() if candidate is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from mhctune.autotuner.records import Failure, FailureKind, Footprint, SweepStat
 from mhctune.autotuner.standings import Standing
 from mhctune.autotuner.stats import NoiseFloor
 from mhctune.autotuner.store import SweepRecord
-from mhctune.autotuner.words import counted, percent
+from mhctune.autotuner.words import counted, percent, token_range
 from mhctune.configs.loader import Kind, names, recognise
 from mhctune.kernels.dispatch import Answer, DispatchTable
 from mhctune.kernels.space import Candidate
@@ -95,13 +95,6 @@ def answer_dict(table: DispatchTable, answer: Answer) -> dict[str, Any]:
         "table_status": str(table.status),
         "table": table.digest,
     }
-
-
-def token_range(first: int, last: int | None) -> str:
-    """Return a token range for people; one without an end is open above."""
-    if last is None:
-        return f"{first} and up"
-    return f"{first}-{last}" if last > first else str(first)
 
 
 def answer_text(table: DispatchTable, answer: Answer) -> str:
@@ -358,3 +351,14 @@ def check_sheets(checked: Check) -> list[Sheet]:
     sheets = [Sheet(f"check of {table}", columns, tuple(rows)) for table, rows in by_table.items()]
     last = sheets.pop() if sheets else Sheet("check", columns, ())
     return [*sheets, replace(last, notes=checked.notes)]
+
+
+def difference_sheet(name: str, lines: Sequence[str]) -> Sheet:
+    """Show what two tables of one kind differ by, a line a difference."""
+    return Sheet(f"diff of {name}", ("difference",), tuple((line,) for line in lines))
+
+
+def merged_sheet(sweeps: Sequence[tuple[str, str, int, int, str]], place: str) -> Sheet:
+    """Show the sweeps of a merged database: when, on what, trials, tables, and where they came from."""
+    columns = ("started (UTC)", "device", "trials", "tables", "held by")
+    return Sheet(f"sweeps of {place}", columns, tuple(sweeps))

@@ -8,7 +8,7 @@ from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.check import Finding, Verdict, agree, compare, current, label, legal
 from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.words import counted
-from mhctune.db.derivation import derive_stored
+from mhctune.db.derivation import derive_again
 from mhctune.db.repository import Repository, StoredTable
 from mhctune.db.tables import problem_key
 from mhctune.kernels.dispatch import DispatchTable
@@ -29,15 +29,16 @@ def check_tables(store: Repository, exported: DispatchTable | None = None) -> li
     """
     newest: dict[tuple[object, ...], StoredTable] = {}
     for stored in store.tables():
-        newest.setdefault(_kind(stored.table), stored)
+        newest.setdefault(kind_of(stored.table), stored)
     if exported is None:
         return [Checked(each.table, _findings(store, each.table, each)) for each in newest.values()]
-    twin = newest.get(_kind(exported))
+    twin = newest.get(kind_of(exported))
     agreement = agree(exported, twin.table if twin else None, f"stored table {twin.id}" if twin else "")
     return [Checked(exported, (agreement, *_findings(store, exported, twin)))]
 
 
-def _kind(table: DispatchTable) -> tuple[object, ...]:
+def kind_of(table: DispatchTable) -> tuple[str, ...]:
+    """Return what tables share that take each other's place: seam, problem, target, device and class."""
     fingerprint = table.fingerprint
     key = table.seam, problem_key(table), table.target
     return *key, fingerprint.gpu_name, fingerprint.mig, table.numerics
@@ -64,9 +65,9 @@ def grid(store: Repository, stored: StoredTable) -> Finding:
 def replay(store: Repository, stored: StoredTable) -> Finding:
     """Derive the bands of a stored table from its sweep's samples again, under its own bound."""
     table, sweep = stored.table, store.sweep(stored.sweep_id)
-    bound, name = table.evidence.get("max_regret"), label(stored.table)
+    name = label(table)
     try:
-        derived = derive_stored(store, sweep, bound, before=stored.id)
+        derived = derive_again(store, stored)
     except TooFewSamples as error:
         return Finding(name, "replay", Verdict.CANNOT_TELL, str(error))
     except NoBands as error:

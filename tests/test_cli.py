@@ -9,7 +9,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from mhctune.autotuner.benches import make_bench
 from mhctune.autotuner.probe import Device, cpu_name
 from mhctune.configs.errors import ConfigError
 from mhctune.db import schema
+from mhctune.db.export import export
 from mhctune.db.models import VERSION_TABLE
 from mhctune.db.tables import load_table
 
@@ -211,6 +212,52 @@ def test_export_overwrites_a_foreign_file_when_forced(measured: Path, tmp_path: 
     assert load_table(tmp_path / name).digest == load_table(db).digest
 
 
+def test_a_copy_answers_alike_and_a_table_with_another_edge_does_not(measured: Path, tmp_path: Path) -> None:
+    db = str(measured / "mhctune.db")
+    assert mhctune(tmp_path, "diff", db, db).code == 0
+    name, _ = mhctune(tmp_path, "export", "--db", db, "--format", "json", "--json").json
+    assert mhctune(tmp_path, "diff", name, db, "--json").json[0]["same"] is True
+    table = load_table(tmp_path / name)
+    longer = replace(table, bands=(replace(table.bands[-1], first=1, last=9),))
+    moved = export(longer, "json", tmp_path / "moved")
+    ran = mhctune(tmp_path, "diff", db, str(moved))
+    assert ran.code == 1
+    assert "the bands end at 9, ended at 2" in ran.out
+    assert "they answer differently" in ran.out
+
+
+def test_merged_databases_are_listed_and_derive_the_same_bands(measured: Path, tmp_path: Path) -> None:
+    db = str(measured / "mhctune.db")
+    ran = mhctune(tmp_path, "merge", "out.db", db)
+    assert ran.code == 0
+    assert ran.out.splitlines()[-1] == f"database: {tmp_path / 'out.db'}"
+    again = mhctune(tmp_path, "merge", "out.db", db, "--json").json
+    assert (again["changed"], again["conflicts"]) == (False, [])
+    assert mhctune(tmp_path, "bands", "--db", "out.db").out == mhctune(tmp_path, "bands", "--db", db).out
+    replayed = mhctune(tmp_path, "replay", "out.db")
+    assert replayed.code == 0
+    assert "the samples give the table to the byte" in " ".join(replayed.out.split())
+
+
+def test_a_replay_that_is_not_the_kept_table_fails(measured: Path, tmp_path: Path) -> None:
+    db = str(measured / "mhctune.db")
+    table = load_table(db)
+    other = export(replace(table, evidence={**table.evidence, "max_regret": 0.2}), "json", tmp_path)
+    ran = mhctune(tmp_path, "replay", db, "--table", str(other))
+    assert ran.code == 1
+    assert "but other evidence (max_regret)" in " ".join(ran.out.split())
+    foreign = replace(table, fingerprint=replace(table.fingerprint, gpu_name="NVIDIA B200"))
+    other = export(foreign, "json", tmp_path)
+    assert mhctune(tmp_path, "replay", db, "--table", str(other)).code == 3
+
+
+def test_a_recording_replays_without_a_database(tmp_path: Path) -> None:
+    ran = mhctune(tmp_path, "replay", "cpu_quick_hidden5120", "--json")
+    assert ran.code == 0
+    assert ran.json["tables"][0]["bands"][-1]["last"] == 64
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_db_verify_reads_everything_back(measured: Path) -> None:
     ran = mhctune(measured, "db", "verify")
     assert ran.code == 0
@@ -377,6 +424,11 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "missing database, explain": (("explain", "--tokens", "1", "--db", "none.db"), 7, ("no database at",)),
     "missing database, verify": (("db", "verify", "--db", "none.db"), 7, ("no database at none.db",)),
     "missing database, lookup": (("lookup", "1", "--db", "none.db"), 7, ("none.db: no such file",)),
+    "missing database, merge": (("merge", "out.db", "none.db"), 7, ("no database at none.db",)),
+    "missing database, diff": (("diff", "none.db", "none.db"), 7, ("none.db: no such file",)),
+    "missing database, replay": (("replay", "none.db"), 7, ("no database at none.db",)),
+    "unknown recording": (("replay", "none.jsonl"), 2, ("cannot read none.jsonl",)),
+    "merge into a URL": (("merge", "postgresql://host/fleet", "MEASURED"), 7, ("is no file",)),
     "missing database, export": (("export", "--db", "none.db"), 7, ("none.db: no such file",)),
     "empty database, lookup": (("lookup", "1", "--db", "empty.db"), 7, ("empty.db: holds no table",
                                "run `mhctune sweep`")),
