@@ -22,31 +22,32 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer import Argument, Option
 
-from mhctune.autotuner import report
+from mhctune.autotuner import check_files, report
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
-from mhctune.autotuner.check import Check, elsewhere, remeasure
+from mhctune.autotuner.check import Check, Finding
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.difference import sentences
 from mhctune.autotuner.nvidia import conditions_reader
-from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, plan_sweep, target_of
-from mhctune.autotuner.probe import detect
+from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, known_seam, plan_sweep, target_of
+from mhctune.autotuner.probe import detect, fingerprint
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
+from mhctune.autotuner.speed import Then, elsewhere, remeasure
 from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.recorded import recorded_names
 from mhctune.db import schema
-from mhctune.db.checks import check_tables
+from mhctune.db.checks import check_tables, gate, other_problem, save_runs, then_of
 from mhctune.db.derivation import chosen_sweep, derive_stored, keep
 from mhctune.db.diff import diff as diff_tables
 from mhctune.db.diff import same
 from mhctune.db.engine import DatabaseError, Place
-from mhctune.db.export import FORMATS, ExportError, export, formats_of
+from mhctune.db.export import FORMATS, ExportError, export, formats_of, write
 from mhctune.db.here import load_here, load_measured
 from mhctune.db.lock import exclusive
 from mhctune.db.manifest import export_manifest, manifests_beside
@@ -54,7 +55,7 @@ from mhctune.db.merge import merge
 from mhctune.db.replay import replay_database, replay_recording
 from mhctune.db.repository import Repository
 from mhctune.db.status import read_back, sweep_lines
-from mhctune.kernels.dispatch import TableError
+from mhctune.kernels.dispatch import DispatchTable, TableError
 from mhctune.kernels.legality import refusals
 from mhctune.kernels.space import Candidate
 
@@ -110,6 +111,11 @@ Force = Annotated[bool, Option("--force", help="Overwrite files that mhctune did
 Exported = Annotated[Path | None, Option("--table", help="Exported .json to compare with the database.")]
 Tolerance = Annotated[float, Option("--tolerance", min=0.0, help="Slower by more is regressed: 0.1 is 10 %.")]
 NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also where the device is here.")]
+Baseline = Annotated[Path | None, Option(
+    "--baseline", help="Exported .json: each choice is compared with its choice.")]
+Junit = Annotated[Path | None, Option("--junit", help="Write what was found as JUnit XML.")]
+Markdown = Annotated[Path | None, Option("--markdown", help="Write it as Markdown.")]
+SaveRun = Annotated[bool, Option("--save", help="Keep the verdict in the database.")]
 Before = Annotated[str, Argument(help="Database, its URL or an exported .json: how it was.", metavar="A")]
 After = Annotated[str, Argument(help="The same, how it is.", metavar="B")]
 Target = Annotated[str, Argument(help="Database file to write; what it holds stays.", metavar="OUT")]
@@ -360,26 +366,42 @@ def export_command(
 
 @app.command()
 def check(
-    db: Db = DB, table: Exported = None, tolerance: Tolerance = 0.1, no_measure: NoMeasure = False,
+    db: Db = DB, table: Exported = None, baseline: Baseline = None, tolerance: Tolerance = 0.1,
+    no_measure: NoMeasure = False, junit: Junit = None, markdown: Markdown = None, save: SaveRun = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
-    with Repository.open(db, readonly=True) as store:
+    against = load_measured(str(baseline)) if baseline else None
+    with Repository.open(db, readonly=not save) as store:
         checked = check_tables(store, load_measured(str(table)) if table else None)
-    device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
-    findings += manifests_beside(table, checked[0].table) if table else []
-    for each in checked:
-        if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
-            left_out.append(f"not measured again: {reason}")
-            continue
-        with open_bench(each.table.seam, each.table.target) as bench, progress_bar(not as_json) as progress:
-            findings += remeasure(each.table, bench, bench.compile_all, tolerance, Bar(progress))
-    done = Check(findings, left_out)
+        device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
+        findings += manifests_beside(table, checked[0].table) if table else []
+        for each in checked:
+            if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
+                left_out.append(f"not measured again: {reason}")
+                findings += gate(store, each, against, tolerance)
+                continue
+            findings += other_problem(each.table, against) if against else []
+            findings += timed_again(each.table, then_of(store, each, against), tolerance, as_json)
+        done = Check(findings, left_out)
+        if save:
+            save_runs(store, checked, done)
+    for path, text in ((junit, check_files.junit), (markdown, check_files.markdown)):
+        if path:
+            write(path, text(done), lambda _: True, force=True)
     if as_json:
         print_json(done.to_dict())
     for sheet in () if as_json else report.check_sheets(done):
         show(sheet)
     raise SystemExit(done.exit_code)
+
+
+def timed_again(table: DispatchTable, then: Then, tolerance: float, quiet: bool) -> list[Finding]:
+    """Time a table's choices on this machine, which is its device."""
+    here = fingerprint(known_seam(table.seam), table.target)
+    with open_bench(table.seam, table.target) as bench, progress_bar(not quiet) as progress:
+        bar = Bar(progress)
+        return remeasure(table, bench, bench.compile_all, tolerance, bar, then=then, here=here)
 
 
 @app.command()
