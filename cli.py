@@ -30,6 +30,7 @@ from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, Finding
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.difference import sentences
+from mhctune.autotuner.gain import gains
 from mhctune.autotuner.nvidia import conditions_reader
 from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, known_seam, plan_sweep, target_of
 from mhctune.autotuner.probe import detect, fingerprint
@@ -38,12 +39,14 @@ from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.speed import Then, elsewhere, remeasure
 from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room
+from mhctune.autotuner.terms import Terms
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.recorded import recorded_names
+from mhctune.configs.traffic import load_traffic
 from mhctune.db import schema
 from mhctune.db.checks import check_tables, gate, other_problem, save_runs, then_of
-from mhctune.db.derivation import chosen_sweep, derive_stored, keep
+from mhctune.db.derivation import chosen_sweep, derive_stored, keep, load_incumbent
 from mhctune.db.diff import diff as diff_tables
 from mhctune.db.diff import same
 from mhctune.db.engine import DatabaseError, Place
@@ -94,6 +97,14 @@ Regret = Annotated[float | None, Option(
     "--max-regret", min=0.0, max=1.0, help="What a band may lose: 0.05 is 5 % (default: the sweep's).")]
 Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what is free (cpu: of the host).")]
 New = Annotated[bool, Option("--new", help="Start over instead of resuming.")]
+MaxVariants = Annotated[int | None, Option(
+    "--max-variants", min=1, help="At most so many compiled kernels, with the least worst regret.")]
+Traffic = Annotated[Path | None, Option("--traffic", help="Token histogram, .json or .csv: tokens,calls.")]
+BatchInvariant = Annotated[bool, Option(
+    "--batch-invariant", help="One numerics class and one n_splits over all token counts.")]
+Pareto = Annotated[bool, Option("--pareto", help="Add the Pareto front and the gain to --json, too.")]
+IncumbentFile = Annotated[Path | None, Option(
+    "--incumbent", help="What is served today: an exported .json, or bands by hand (.toml, .json).")]
 Save = Annotated[bool, Option("--save", help="Keep the table: lookups and exports use it.")]
 Db = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database file or postgresql:// URL.")]
 Json = Annotated[bool, Option("--json", help="Print JSON for machines.")]
@@ -313,14 +324,26 @@ def status(db: Db = DB, as_json: Json = False) -> None:
 
 @app.command()
 def bands(
-    db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None, save: Save = False,
-    as_json: Json = False,
+    db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None, max_variants: MaxVariants = None,
+    traffic: Traffic = None, batch_invariant: BatchInvariant = False, incumbent: IncumbentFile = None,
+    pareto: Pareto = False, save: Save = False, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Derive the bands of a sweep again, under another bound if you like, and show what they cost."""
+    """Derive the bands of a sweep again, on other terms if you like, and show what they cost."""
+    terms = Terms(max_variants, batch_invariant, load_traffic(traffic) if traffic else None)
+    today = load_incumbent(incumbent) if incumbent else None
     with Repository.open(db, readonly=not save) as store:
-        derived = derive_stored(store, chosen_sweep(store, sweep_id), max_regret)
+        sweep = chosen_sweep(store, sweep_id)
+        derived = derive_stored(store, sweep, max_regret, incumbent=today, terms=terms)
         note(keep(store, derived.table) if save else "")
-    print_json(derived.table.to_dict()) if as_json else show_bands(derived)
+    if as_json:
+        costs: dict[str, list[Any]] = (
+            {"front": derived.chosen.front(), "gain": gains(derived)} if pareto else {}
+        )
+        found = {name: [asdict(each) for each in rows] for name, rows in costs.items()}
+        print_json({**derived.table.to_dict(), **found})
+    else:
+        show_bands(derived)
+        show(report.front_sheet(derived))
     if save:
         (note if as_json else say)(f"database: {store.place.location}")
 

@@ -9,13 +9,17 @@ from typing import Any
 
 from mhctune.autotuner.budget import size
 from mhctune.autotuner.check import Check
+from mhctune.autotuner.choose import price
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.front import Point
+from mhctune.autotuner.gain import gain_note
 from mhctune.autotuner.planner import Forecast
 from mhctune.autotuner.probe import Device, doctor_rows
 from mhctune.autotuner.records import Failure, FailureKind, Footprint, SweepState, Trial
 from mhctune.autotuner.standings import Standing
 from mhctune.autotuner.stats import NoiseFloor
 from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.terms import Terms
 from mhctune.autotuner.words import counted, percent, token_range
 from mhctune.configs.loader import Kind, names, recognise
 from mhctune.kernels.dispatch import Answer, DispatchTable
@@ -133,6 +137,26 @@ def bands_sheet(table: DispatchTable) -> Sheet:
     return Sheet(title, columns, tuple(rows), _bands_notes(table))
 
 
+def front_sheet(derived: Derived) -> Sheet:
+    """Show the three costs of bands, by number of kernels, and which were chosen."""
+    chosen, rows = derived.chosen.point, []
+    points = derived.chosen.front()
+    same = next((p for p in points if (p.variants, p.bands) == (chosen.variants, chosen.bands)), None)
+    if same is None or same.worst_upper != chosen.worst_upper:
+        points = sorted([*points, chosen], key=lambda p: (p.variants, -p.worst_upper))
+    for p in points:
+        mark = "chosen" if (p.variants, p.worst_upper) == (chosen.variants, chosen.worst_upper) else ""
+        rows.append((p.variants, p.bands, percent(p.worst_upper), percent(p.mean_regret), mark))
+    columns = ("kernels", "bands", "worst limit", "mean regret", "")
+    terms = Terms.of_evidence(derived.table.evidence)
+    weighted = "weighted by traffic" if terms.traffic else "each measured token count alike"
+    notes = [f"for each number of kernels the least worst limit; mean regret: {weighted}, ties count as none"]
+    if terms.traffic and (beyond := terms.beyond(derived.table.max_tokens)):
+        notes.append(f"{percent(beyond)} of the traffic is above the bands, where the default is served")
+    notes += [line for line in (price(derived.chosen), gain_note(derived)) if line]
+    return Sheet("what bands cost", columns, tuple(rows), tuple(notes))
+
+
 def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
     evidence = table.evidence
     notes = [f"above {table.max_tokens}: {table.default} (default, not measured)"]
@@ -211,6 +235,7 @@ class Explanation:
     table: DispatchTable
     winner: Candidate
     floor: NoiseFloor | None
+    front: Sequence[Point]
 
     @property
     def _place(self) -> int:
@@ -233,6 +258,8 @@ class Explanation:
             "max_regret": self.table.evidence["max_regret"],
             "measured_at": self.measured_at,
             "winner": str(self.winner),
+            "evidence": self.evidence_id,
+            "would_change": self.would_change(),
             "noise_floor": asdict(self.floor) if self.floor else None,
             "bytes": asdict(self.footprint),
             "candidates": [
@@ -293,9 +320,36 @@ class Explanation:
             f"scratch {footprint.scratch_bytes:,}, graph {footprint.graph_bytes:,}"
         )
         gpu, digest = self.table.fingerprint.gpu_name, self.table.digest[:12]
-        yield f"{gpu}, sweep {evidence['sweep']}, table {digest}"
+        yield f"{gpu}, sweep {evidence['sweep']}, table {digest}; evidence {self.evidence_id}"
+        yield from (f"would change it: {line}" for line in self.would_change())
         for candidate, failure in self.failures.items():
             yield f"failed: {candidate}: {failure.kind}: {failure.detail}"
+
+    @property
+    def evidence_id(self) -> str:
+        """The id of the cell that speaks for the choice, as exports name it."""
+        return f"{self.table.evidence['sweep_digest'][:12]}@{self.measured_at}"
+
+    def would_change(self) -> list[str]:
+        """Return what would change the decision: a bound, the number of kernels, more rounds."""
+        served, lines = self.standings[self._place], []
+        upper, bound = served.regret.upper, self.table.evidence["max_regret"]
+        if self._place:
+            lines.append(
+                f"a bound below {percent(upper)}, this choice's upper limit here (now {percent(bound)})"
+            )
+        fewer = [p for p in self.front if p.variants < len(self.table.evidence["variants"])]
+        if fewer:
+            lines.append(
+                f"a bound of {percent(fewer[-1].bound)}: {counted(fewer[-1].variants, 'kernel')} would do"
+            )
+        tied = [s for s in self.standings if s.tied and s is not served]
+        if tied:
+            lines.append(
+                f"more rounds, if they tell {counted(len(tied), 'other candidate')} from the best: now tied, "
+                f"first {tied[0].candidate}"
+            )
+        return lines or ["nothing near: no other candidate is tied, and no bound gives fewer kernels"]
 
     @property
     def _or_floor(self) -> str:
@@ -317,6 +371,7 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
         derived.table,
         derived.wins[count],
         derived.floor,
+        derived.chosen.front(),
     )
 
 

@@ -103,9 +103,10 @@ def remeasure(
     """Time each band's choice again at the token counts it was measured at, by the protocol of its sweep.
 
     Beside the choice run, in the same rounds, forward and back: the candidate that shared most rounds of its
-    sweep with it, the fastest of such, and the baseline's choice. `speed` compares with the sweep: the ratios to that other candidate, then and now,
-    where it is the same code under the same toolchain (`here`), so that a machine which is slower today is
-    no regression; else the latencies. `gate` compares with the baseline's choice, pair by pair.
+    sweep with it, the fastest of such, and the baseline's choice. `speed` compares with the sweep: the
+    ratios to that other candidate, then and now, where it is the same code under the same toolchain (`here`),
+    so that a machine which is slower today is no regression; else the latencies. `gate` compares with the
+    baseline's choice, pair by pair.
 
     Regressed and improved are significant (`mhctune.autotuner.gate`) and beyond `tolerance`. A choice that
     is illegal here is left to `legal`.

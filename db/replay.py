@@ -10,6 +10,7 @@ from mhctune.autotuner.check import Finding, Verdict, compare, label
 from mhctune.autotuner.derive import Derived, derive
 from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.recording import replay as read_recording
+from mhctune.autotuner.terms import Terms
 from mhctune.configs.recorded import load_recorded
 from mhctune.db.checks import kind_of
 from mhctune.db.derivation import chosen_sweep, derive_again, derive_stored
@@ -66,7 +67,8 @@ def replay_recording(name_or_path: str | Path, kept: DispatchTable | None = None
     known = evidence.get("incumbent")
     incumbent = Incumbent.from_data(known) if known else None
     bound = evidence.get("max_regret", sweep.bound)
-    return Replayed(derive(sweep, evidence.get("sweep", 1), trials, bound, incumbent), kept)
+    terms = Terms.of_evidence(evidence)
+    return Replayed(derive(sweep, evidence.get("sweep", 1), trials, bound, incumbent, terms), kept)
 
 
 def replay_database(store: Repository, kept: DispatchTable | None = None) -> list[Replayed]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import sqlite3
 import sys
@@ -138,7 +139,9 @@ def test_bands_are_the_sweeps(swept: tuple[Path, Ran]) -> None:
     folder, sweep = swept
     ran = mhctune(folder, "bands")
     assert ran.code == 0
-    assert ran.out in sweep.out
+    bands, costs = ran.out.split("what bands cost")
+    assert bands in sweep.out
+    assert "chosen" in costs
     assert mhctune(folder, "bands", "--json").json == load_table(folder / "mhctune.db").to_dict()
 
 
@@ -224,6 +227,37 @@ def test_a_copy_answers_alike_and_a_table_with_another_edge_does_not(measured: P
     assert ran.code == 1
     assert "the bands end at 9, ended at 2" in ran.out
     assert "they answer differently" in ran.out
+
+
+def test_bands_on_other_terms_show_three_costs_and_what_is_gained(measured: Path, tmp_path: Path) -> None:
+    db = str(measured / "mhctune.db")
+    config = '{"tile_n": 24, "n_splits": 1, "block_h": 64, "block_m": 1}'
+    (tmp_path / "hand.json").write_text(f'{{"band": [{{"first": 1, "arm": "unfused", "config": {config}}}]}}')
+    (tmp_path / "traffic.csv").write_text("1,900\n2,50\n9,50\n")
+    arguments = ("--incumbent", "hand.json", "--traffic", "traffic.csv", "--max-variants", "3")
+    ran = mhctune(tmp_path, "bands", "--db", db, *arguments, "--batch-invariant")
+    assert ran.code == 0, ran.err
+    assert "chosen" in ran.out
+    assert "5.0 % of the traffic is above the bands" in ran.out
+    assert "batch-invariant: only rounded/1; " in ran.out
+    assert "gain over hand.json" in ran.out or "nothing to gain: hand.json" in ran.out
+    data = mhctune(tmp_path, "bands", "--db", db, *arguments, "--json", "--pareto").json
+    assert data["evidence"]["max_variants"] == 3
+    assert data["evidence"]["incumbent"]["name"] == "hand.json"
+    assert [point["variants"] for point in data["front"]]
+    assert [gain["num_tokens"] for gain in data["gain"]] == [1, 2]
+
+
+def test_a_table_on_terms_is_kept_and_replays_to_the_byte(measured: Path, tmp_path: Path) -> None:
+    shutil.copy(measured / "mhctune.db", tmp_path / "copy.db")
+    (tmp_path / "traffic.json").write_text('{"1": 3, "2": 1}')
+    kept = mhctune(
+        tmp_path, "bands", "--db", "copy.db", "--traffic", "traffic.json", "--batch-invariant", "--save"
+    )
+    assert kept.code == 0, kept.err
+    ran = mhctune(tmp_path, "replay", "copy.db", "--json")
+    assert ran.code == 0
+    assert [table["numerics"] for table in ran.json["tables"]] == ["rounded", "rounded/1"]
 
 
 def test_merged_databases_are_listed_and_derive_the_same_bands(measured: Path, tmp_path: Path) -> None:

@@ -183,7 +183,8 @@ def test_an_explanation_shows_candidates_bytes_and_failures(derived: Derived) ->
         "noise floor: unknown, no candidate was timed against itself in enough rounds",
         f"winner of this token count by itself, by the rule for ties: {FUSED}",
         "bytes there: inputs 1,000, outputs 200, scratch 30, graph 0",
-        f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}",
+        f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}; evidence dddddddddddd@4",
+        "would change it: a bound of 25.0 %: 3 kernels would do",
         f"failed: {FAILED}: mismatch: layer_input: 3 elements not written",
     )
 
