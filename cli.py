@@ -30,6 +30,7 @@ from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, Finding
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.difference import sentences
+from mhctune.autotuner.explanation import explain as why_served
 from mhctune.autotuner.gain import gains
 from mhctune.autotuner.nvidia import conditions_reader
 from mhctune.autotuner.planner import NoArm, OtherDevice, forecast, known_seam, plan_sweep, target_of
@@ -368,7 +369,7 @@ def explain(
     with Repository.open(db, readonly=True) as store:
         stored = chosen_sweep(store, sweep_id)
         derived, trials = derive_stored(store, stored, max_regret), store.trials(stored.id)
-    why = report.explain(derived, trials, tokens)
+    why = why_served(derived, trials, tokens)
     print_json(why.to_dict(limit)) if as_json else show(why.sheet(limit))
 
 

@@ -119,12 +119,17 @@ def _render_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _is_json_table(text: str) -> bool:
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(data, dict) and "mhctune_table" in data
+def is_json_with(key: str) -> Callable[[str], bool]:
+    """Return what says whether a text is a JSON object with a key, by which a file of ours is known again."""
+
+    def check(text: str) -> bool:
+        try:
+            data = json.loads(text)
+        except ValueError:
+            return False
+        return isinstance(data, dict) and key in data
+
+    return check
 
 
 def _begins_with(sign: str) -> Callable[[str], bool]:
@@ -132,7 +137,7 @@ def _begins_with(sign: str) -> Callable[[str], bool]:
 
 
 FORMATS: Mapping[str, Format] = {
-    "json": Format(".json", _render_json, _is_json_table),
+    "json": Format(".json", _render_json, is_json_with("mhctune_table")),
     "python": Format(".py", render_python, _begins_with("#")),
     "csv": Format(".csv", render_csv, _begins_with("#")),
     "cpp": Format(".hpp", render_cpp, _begins_with("//")),

@@ -9,7 +9,7 @@ from typing import Any
 
 from mhctune.autotuner.check import Finding, Verdict, label
 from mhctune.autotuner.words import counted
-from mhctune.db.export import file_stem, write
+from mhctune.db.export import file_stem, is_json_with, write
 from mhctune.kernels.dispatch import DispatchTable, TableError
 from mhctune.kernels.legality import problem_of, refusals
 from mhctune.kernels.registry import seam as find_seam
@@ -17,6 +17,7 @@ from mhctune.kernels.seam import Variant
 
 SUFFIX = ".manifest.json"
 SCHEMA = 1
+_is_manifest = is_json_with("mhctune_manifest")
 
 
 def reachable(table: DispatchTable) -> dict[Variant, list[str]]:
@@ -106,11 +107,3 @@ def _text(data: Mapping[str, Any]) -> str:
     head = {key: value for key, value in data.items() if key != "compile_keys"}
     keys = ",\n".join("  " + json.dumps(key, sort_keys=True) for key in data["compile_keys"])
     return json.dumps(head, indent=1)[:-2] + f',\n "compile_keys": [\n{keys}\n ]\n}}\n'
-
-
-def _is_manifest(text: str) -> bool:
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(data, dict) and "mhctune_manifest" in data

@@ -62,19 +62,25 @@ def merge(target: str | Path, sources: Sequence[str | Path]) -> Merged:
         raise DatabaseError(f"{place} is no file; merge into a file, and copy it where it is needed")
     place.require_writable()
     exists = not place.awaits_writing
+    with exclusive(str(place.path)) if exists else nullcontext():
+        merged, combined = _merged(place.path, sources, exists)
+        if merged.changed:
+            _publish(place.path, combined, exists)
+    return merged
+
+
+def _merged(path: Path, sources: Sequence[str | Path], exists: bool) -> tuple[Merged, list[Bundle]]:
+    """Read all sources and the result as it was, and combine them; whole sweeps are held in memory."""
     with ExitStack() as stack:
-        stack.enter_context(exclusive(str(place.path)) if exists else nullcontext())
-        # The result as it was is a source like the others, but for its name.
-        names = {str(each): each for each in ((place.path, *sources) if exists else sources)}
+        # The result as it was is a source like the others.
+        names = {str(each): each for each in ((path, *sources) if exists else sources)}
         opened = [(name, stack.enter_context(_reading(each))) for name, each in names.items()]
         held = _held(opened)
         combined, conflicts = _combined(held)
         sweeps = tuple(_summary(each, [name for name, _ in held[each.key]]) for each in combined)
         digest = digest_of(combined)
-        if exists and digest == digest_of(bundles.read(opened[0][1], k) for k in bundles.keys(opened[0][1])):
-            return Merged(digest, sweeps, conflicts, changed=False)
-    _publish(place.path, combined, exists)
-    return Merged(digest, sweeps, conflicts, changed=True)
+        changed = not exists or digest != _digest_of(opened[0][1])
+    return Merged(digest, sweeps, conflicts, changed), combined
 
 
 def content_digest(target: str | Path) -> str:
@@ -84,7 +90,11 @@ def content_digest(target: str | Path) -> str:
         DatabaseError: it cannot be read.
     """
     with _reading(target) as session:
-        return digest_of(bundles.read(session, key) for key in bundles.keys(session))
+        return _digest_of(session)
+
+
+def _digest_of(session: Session) -> str:
+    return digest_of(bundles.read(session, key) for key in bundles.keys(session))
 
 
 @contextmanager

@@ -12,13 +12,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mhctune.configs.families import same_family
-from mhctune.db.policy import Policy
 from mhctune.db.sqlite_file import connect_readonly, is_sqlite
 from mhctune.db.table_rules import RepeatedKey, repeated_key, violation
 from mhctune.kernels.dispatch import SCHEMA_VERSION, DispatchTable, Fingerprint, Status, TableError
+
+if TYPE_CHECKING:  # it logs, and logging is a tenth of what importing this module costs
+    from mhctune.db.policy import Policy
 
 _QUERY = """
 SELECT dispatch_tables.id, dispatch_tables.content
