@@ -22,32 +22,53 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer import Argument, Option
 
-from mhctune.autotuner import report
+from mhctune.autotuner import check_files, report
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
-from mhctune.autotuner.check import Check, elsewhere, l2_of, remeasure
+from mhctune.autotuner.check import Check, Finding
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.difference import sentences
+from mhctune.autotuner.explanation import explain as why_served
+from mhctune.autotuner.gain import gains
 from mhctune.autotuner.nvidia import conditions_reader
-from mhctune.autotuner.planner import ColdHost, NoArm, OtherDevice, forecast, plan_sweep, target_of
-from mhctune.autotuner.probe import detect
+from mhctune.autotuner.planner import (
+    ColdHost,
+    NoArm,
+    OtherDevice,
+    forecast,
+    known_seam,
+    plan_sweep,
+    target_of,
+)
+from mhctune.autotuner.probe import detect, fingerprint
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
+from mhctune.autotuner.speed import Then, elsewhere, l2_of, remeasure
 from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room
+from mhctune.autotuner.terms import Terms
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
+from mhctune.configs.recorded import recorded_names
+from mhctune.configs.traffic import load_traffic
 from mhctune.db import schema
-from mhctune.db.checks import check_tables
-from mhctune.db.derivation import chosen_sweep, derive_stored, keep
+from mhctune.db.checks import check_tables, gate, other_problem, save_runs, then_of
+from mhctune.db.derivation import chosen_sweep, derive_stored, keep, load_incumbent
+from mhctune.db.diff import diff as diff_tables
+from mhctune.db.diff import same
 from mhctune.db.engine import DatabaseError, Place
-from mhctune.db.export import FORMATS, ExportError, export, formats_of
+from mhctune.db.export import FORMATS, ExportError, export, formats_of, write
 from mhctune.db.here import load_here, load_measured
 from mhctune.db.lock import exclusive
+from mhctune.db.manifest import export_manifest, manifests_beside
+from mhctune.db.merge import merge
+from mhctune.db.replay import replay_database, replay_recording
 from mhctune.db.repository import Repository
 from mhctune.db.status import read_back, sweep_lines
-from mhctune.kernels.dispatch import TableError
+from mhctune.kernels.dispatch import DispatchTable, TableError
+from mhctune.kernels.legality import refusals
 from mhctune.kernels.space import Candidate
 
 EXIT_CODES = (
@@ -56,7 +77,7 @@ EXIT_CODES = (
     "5 sweep incomplete: run it again; 6 the device is not the target; 7 database or file unusable; "
     "70 a bug; 130 SIGINT, 143 SIGTERM: stopped cleanly, run the same command to resume."
 )
-MISSING, CANNOT_TELL, INCOMPLETE, OTHER_DEVICE, UNUSABLE, BUG = 3, 4, 5, 6, 7, 70
+DISAGREES, MISSING, CANNOT_TELL, INCOMPLETE, OTHER_DEVICE, UNUSABLE, BUG = 1, 3, 4, 5, 6, 7, 70
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -88,6 +109,14 @@ Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what i
 L2State = Annotated[Literal["warm", "cold"] | None, Option("--l2", help="L2 when timed.")]
 Seed = Annotated[int | None, Option("--seed", min=0, max=2**31, help="Of the inputs and the race's order.")]
 New = Annotated[bool, Option("--new", help="Start over instead of resuming.")]
+MaxVariants = Annotated[int | None, Option(
+    "--max-variants", min=1, help="At most so many compiled kernels, with the least worst regret.")]
+Traffic = Annotated[Path | None, Option("--traffic", help="Token histogram, .json or .csv: tokens,calls.")]
+BatchInvariant = Annotated[bool, Option(
+    "--batch-invariant", help="One numerics class and one n_splits over all token counts.")]
+Pareto = Annotated[bool, Option("--pareto", help="Add the Pareto front and the gain to --json, too.")]
+IncumbentFile = Annotated[Path | None, Option(
+    "--incumbent", help="What is served today: an exported .json, or bands by hand (.toml, .json).")]
 Save = Annotated[bool, Option("--save", help="Keep the table: lookups and exports use it.")]
 Db = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database file or postgresql:// URL.")]
 Json = Annotated[bool, Option("--json", help="Print JSON for machines.")]
@@ -105,6 +134,18 @@ Force = Annotated[bool, Option("--force", help="Overwrite files that mhctune did
 Exported = Annotated[Path | None, Option("--table", help="Exported .json to compare with the database.")]
 Tolerance = Annotated[float, Option("--tolerance", min=0.0, help="Slower by more is regressed: 0.1 is 10 %.")]
 NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also where the device is here.")]
+Baseline = Annotated[Path | None, Option(
+    "--baseline", help="Exported .json: each choice is compared with its choice.")]
+Junit = Annotated[Path | None, Option("--junit", help="Write what was found as JUnit XML.")]
+Markdown = Annotated[Path | None, Option("--markdown", help="Write it as Markdown.")]
+SaveRun = Annotated[bool, Option("--save", help="Keep the verdict in the database.")]
+Before = Annotated[str, Argument(help="Database, its URL or an exported .json: how it was.", metavar="A")]
+After = Annotated[str, Argument(help="The same, how it is.", metavar="B")]
+Target = Annotated[str, Argument(help="Database file to write; what it holds stays.", metavar="OUT")]
+Sources = Annotated[list[str], Argument(help="Databases to take sweeps from.", metavar="IN...")]
+Recording = Annotated[str, Argument(
+    help=f"A .jsonl file, a database, or {', '.join(recorded_names())}.", metavar="RECORDING|DB")]
+Kept = Annotated[Path | None, Option("--table", help="Exported .json that the bands must equal.")]
 # fmt: on
 
 
@@ -301,14 +342,26 @@ def status(db: Db = DB, as_json: Json = False) -> None:
 
 @app.command()
 def bands(
-    db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None, save: Save = False,
-    as_json: Json = False,
+    db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None, max_variants: MaxVariants = None,
+    traffic: Traffic = None, batch_invariant: BatchInvariant = False, incumbent: IncumbentFile = None,
+    pareto: Pareto = False, save: Save = False, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Derive the bands of a sweep again, under another bound if you like, and show what they cost."""
+    """Derive the bands of a sweep again, on other terms if you like, and show what they cost."""
+    terms = Terms(max_variants, batch_invariant, load_traffic(traffic) if traffic else None)
+    today = load_incumbent(incumbent) if incumbent else None
     with Repository.open(db, readonly=not save) as store:
-        derived = derive_stored(store, chosen_sweep(store, sweep_id), max_regret)
+        sweep = chosen_sweep(store, sweep_id)
+        derived = derive_stored(store, sweep, max_regret, incumbent=today, terms=terms)
         note(keep(store, derived.table) if save else "")
-    print_json(derived.table.to_dict()) if as_json else show_bands(derived)
+    if as_json:
+        costs: dict[str, list[Any]] = (
+            {"front": derived.chosen.front(), "gain": gains(derived)} if pareto else {}
+        )
+        found = {name: [asdict(each) for each in rows] for name, rows in costs.items()}
+        print_json({**derived.table.to_dict(), **found})
+    else:
+        show_bands(derived)
+        show(report.front_sheet(derived))
     if save:
         (note if as_json else say)(f"database: {store.place.location}")
 
@@ -333,7 +386,7 @@ def explain(
     with Repository.open(db, readonly=True) as store:
         stored = chosen_sweep(store, sweep_id)
         derived, trials = derive_stored(store, stored, max_regret), store.trials(stored.id)
-    why = report.explain(derived, trials, tokens)
+    why = why_served(derived, trials, tokens)
     print_json(why.to_dict(limit)) if as_json else show(why.sheet(limit))
 
 
@@ -342,34 +395,106 @@ def export_command(
     formats: Formats = "json,python", folder: Folder = Path("."), db: TableDb = DB,
     seam: TableSeam = None, problem: TableProblem = None, force: Force = False, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Write the newest table as files to check in; the same table gives the same bytes."""
+    """Write the newest table as files to check in, and its manifest; the same table gives the same bytes."""
     names, table = formats_of(formats), load_measured(db, seam, problem)
     written = [str(export(table, name, folder, force=force)) for name in names]
+    if wrong := refusals(table):
+        note(f"no manifest: {next(iter(wrong.values()))}")
+    else:
+        written.append(str(export_manifest(table, folder, force=force)))
     print_json(written) if as_json else say("\n".join(written))
 
 
 @app.command()
 def check(
-    db: Db = DB, table: Exported = None, tolerance: Tolerance = 0.1, no_measure: NoMeasure = False,
+    db: Db = DB, table: Exported = None, baseline: Baseline = None, tolerance: Tolerance = 0.1,
+    no_measure: NoMeasure = False, junit: Junit = None, markdown: Markdown = None, save: SaveRun = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
-    with Repository.open(db, readonly=True) as store:
+    against = load_measured(str(baseline)) if baseline else None
+    with Repository.open(db, readonly=not save) as store:
         checked = check_tables(store, load_measured(str(table)) if table else None)
-    device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
-    for each in checked:
-        if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
-            left_out.append(f"not measured again: {reason}")
-            continue
-        named = each.table.seam, each.table.target, l2_of(each.table)
-        with open_bench(*named) as bench, progress_bar(not as_json) as progress:
-            findings += remeasure(each.table, bench, bench.compile_all, tolerance, Bar(progress))
-    done = Check(findings, left_out)
+        device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
+        findings += manifests_beside(table, checked[0].table) if table else []
+        for each in checked:
+            if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
+                left_out.append(f"not measured again: {reason}")
+                findings += gate(store, each, against, tolerance)
+                continue
+            findings += other_problem(each.table, against) if against else []
+            findings += timed_again(each.table, then_of(store, each, against), tolerance, as_json)
+        done = Check(findings, left_out)
+        if save:
+            save_runs(store, checked, done)
+    for path, text in ((junit, check_files.junit), (markdown, check_files.markdown)):
+        if path:
+            write(path, text(done), lambda _: True, force=True)
     if as_json:
         print_json(done.to_dict())
     for sheet in () if as_json else report.check_sheets(done):
         show(sheet)
     raise SystemExit(done.exit_code)
+
+
+def timed_again(table: DispatchTable, then: Then, tolerance: float, quiet: bool) -> list[Finding]:
+    """Time a table's choices on this machine, which is its device."""
+    here = fingerprint(known_seam(table.seam), table.target)
+    named = table.seam, table.target, l2_of(table)
+    with open_bench(*named) as bench, progress_bar(not quiet) as progress:
+        bar = Bar(progress)
+        return remeasure(table, bench, bench.compile_all, tolerance, bar, then=then, here=here)
+
+
+@app.command()
+def diff(before: Before, after: After, as_json: Json = False) -> None:
+    """Show what two databases or exported tables differ by; 0: they answer alike, 1: they do not."""
+    compared = diff_tables(before, after)
+    if as_json:
+        print_json([each.to_dict() for each in compared])
+    for each in () if as_json else compared:
+        lines = sentences(each.found) if each.found else [f"only in {each.only_in}"]
+        verdict = "every token count is answered alike" if each.same else "they answer differently"
+        show(report.difference_sheet(each.name, [*lines, verdict]))
+    raise SystemExit(0 if same(compared) else DISAGREES)
+
+
+@app.command("merge")
+def merge_command(target: Target, sources: Sources, as_json: Json = False) -> None:
+    """Write all sweeps of several databases into one file; the order changes nothing. 1: with conflicts."""
+    merged = merge(target, sources)
+    rows = [(f"{s.key[0]:%Y-%m-%d %H:%M:%S}", s.gpu_name, s.trials, s.tables, " ".join(s.places))
+            for s in merged.sweeps]  # fmt: skip
+    if as_json:
+        print_json({"digest": merged.digest, "changed": merged.changed, "sweeps": rows,
+                    "conflicts": merged.conflicts, "db": Place.of(target).location})  # fmt: skip
+    else:
+        show(report.merged_sheet(rows, target))
+        say("\n".join((*(f"conflict: {each}" for each in merged.conflicts), f"content {merged.digest[:12]}")))
+        say(f"database: {Place.of(target).location}" + ("" if merged.changed else " (held all of it before)"))
+    raise SystemExit(DISAGREES if merged.conflicts else 0)
+
+
+@app.command()
+def replay(source: Recording, table: Kept = None, as_json: Json = False) -> None:
+    """Derive bands again from a recording's or a database's samples; 1: not the kept table to the byte."""
+    kept = load_measured(str(table)) if table else None
+    if source.endswith(".jsonl") or source in recorded_names():
+        replayed = [replay_recording(source, kept)]
+    else:
+        with Repository.open(source, readonly=True) as store:
+            replayed = replay_database(store, kept)
+    done = Check([each.finding for each in replayed if each.finding])
+    if as_json:
+        tables = [each.derived.table.to_dict() for each in replayed]
+        print_json({"tables": tables, "findings": done.to_dict()["findings"]})
+    for each in () if as_json else replayed:
+        show_bands(each.derived)
+    for sheet in report.check_sheets(done) if done.findings and not as_json else ():
+        show(sheet)
+    if table and not replayed:
+        fail(f"{source} holds no table of the seam, problem and device of {table}", MISSING)
+    raise SystemExit(done.exit_code if done.findings else 0)
 
 
 @app.command()

@@ -81,8 +81,11 @@ class BandDeriver:
         token_counts: Sequence[int],
         options: Sequence[Option],
         incumbent: Mapping[int, Candidate] | None = None,
+        weights: Sequence[float] | None = None,
     ) -> Derivation:
         """Return the best choice; `incumbent` is what is served today, by token count.
+
+        `weights` are the shares of the mean regret, one a token count, 1 in all; equal where none are given.
 
         Raises:
             NoBands: token counts that do not rise from 1 or above, malformed options, a token count where
@@ -92,8 +95,19 @@ class BandDeriver:
         _check_options(options, len(token_counts))
         feasible = [self._feasible(place, count, options) for place, count in enumerate(token_counts)]
         served = [(incumbent or {}).get(count) for count in token_counts]
-        choices = _Search(feasible, options, served).best()
-        return _derivation(token_counts, options, choices)
+        # Unscaled where all weigh the same: a share such as 1/3 would round, and equal sums come out unequal.
+        choices = _Search(feasible, options, served, weights or [1.0] * len(token_counts)).best()
+        equal = [1 / len(token_counts)] * len(token_counts)
+        return _derivation(token_counts, options, choices, weights or equal)
+
+    def fewest_variants(self, token_counts: Sequence[int], options: Sequence[Option]) -> int:
+        """Return the fewest variants under the bound.
+
+        Raises:
+            NoBands: as `derive`.
+        """
+        feasible = [self._feasible(place, count, options) for place, count in enumerate(token_counts)]
+        return _cover(feasible, options)[1].fewest()
 
     def _feasible(self, place: int, token_count: int, options: Sequence[Option]) -> list[int]:
         uppers = {g: upper for g, option in enumerate(options) if (upper := option.upper[place]) is not None}
@@ -127,19 +141,17 @@ class _Search:
     """
 
     def __init__(
-        self, feasible: list[list[int]], options: Sequence[Option], served: Sequence[Candidate | None]
+        self,
+        feasible: list[list[int]],
+        options: Sequence[Option],
+        served: Sequence[Candidate | None],
+        weights: Sequence[float],
     ) -> None:
-        names = sorted(frozenset().union(*(option.variants for option in options)))
-        bit = {name: 1 << place for place, name in enumerate(names)}
-        self._launches = [sum(bit[name] for name in option.variants) for option in options]
-        serves = [0] * len(options)
-        for place, g in ((place, g) for place, within in enumerate(feasible) for g in within):
-            serves[g] |= 1 << place
-        self._cover = VariantCover(self._launches, serves)
+        self._launches, self._cover = _cover(feasible, options)
         self._bands_after = _bands_after(feasible)
         self._later = _later_variants(feasible, self._launches)
         self._steps = [
-            [(g, *_costs(options[g], place, served[place])) for g in within]
+            [(g, *_costs(options[g], place, served[place], weights[place])) for g in within]
             for place, within in enumerate(feasible)
         ]
 
@@ -184,10 +196,21 @@ class _Search:
         return reached
 
 
-def _costs(option: Option, place: int, served: Candidate | None) -> tuple[bool, int, int]:
+def _cover(feasible: list[list[int]], options: Sequence[Option]) -> tuple[list[int], VariantCover]:
+    """Return what each option launches, as a bit mask of variants, and the cover of the token counts."""
+    names = sorted(frozenset().union(*(option.variants for option in options)))
+    bit = {name: 1 << place for place, name in enumerate(names)}
+    launches = [sum(bit[name] for name in option.variants) for option in options]
+    serves = [0] * len(options)
+    for place, g in ((place, g) for place, within in enumerate(feasible) for g in within):
+        serves[g] |= 1 << place
+    return launches, VariantCover(launches, serves)
+
+
+def _costs(option: Option, place: int, served: Candidate | None, weight: float) -> tuple[bool, int, int]:
     regret = option.regret[place]
     assert regret is not None  # feasible options are measured
-    return option.candidate == served, round(regret * _REGRET_UNIT), option.memory_bytes
+    return option.candidate == served, round(regret * weight * _REGRET_UNIT), option.memory_bytes
 
 
 def _bands_after(feasible: list[list[int]]) -> list[dict[int, int]]:
@@ -240,7 +263,10 @@ def _check_options(options: Sequence[Option], length: int) -> None:
 
 
 def _derivation(
-    token_counts: Sequence[int], options: Sequence[Option], choices: tuple[int, ...]
+    token_counts: Sequence[int],
+    options: Sequence[Option],
+    choices: tuple[int, ...],
+    weights: Sequence[float],
 ) -> Derivation:
     segments: list[Segment] = []
     first = 1
@@ -254,5 +280,5 @@ def _derivation(
         choices=choices,
         variants=frozenset().union(*(options[g].variants for g in choices)),
         worst_upper=max(upper for _, upper in chosen if upper is not None),
-        mean_regret=math.fsum(regret for regret, _ in chosen if regret is not None) / len(chosen),
+        mean_regret=math.fsum(w * r for w, (r, _) in zip(weights, chosen, strict=True) if r is not None),
     )

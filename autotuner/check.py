@@ -1,26 +1,18 @@
-"""The check: does a table still say what is true, of its file, of the samples and of this machine?"""
+"""The check: does a table still say what is true, of its file, of the samples and of the sources?"""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from mhctune.autotuner.bench import Bench
-from mhctune.autotuner.probe import Device
-from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
-from mhctune.autotuner.records import UNMEASURED, Cell, Failure, Footprint
-from mhctune.autotuner.runner import sampled
-from mhctune.autotuner.stats import CONFIDENCE, pairs_needed
-from mhctune.autotuner.sweep import Watcher
-from mhctune.autotuner.words import counted, percent
+from mhctune.autotuner.difference import changed_ranges
+from mhctune.autotuner.words import counted
 from mhctune.kernels.dispatch import Choice, DispatchTable
-from mhctune.kernels.legality import problem_of, refusals
+from mhctune.kernels.legality import refusals
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Variant
-from mhctune.kernels.space import Candidate
 
 CompileAll = Callable[[tuple[Variant, ...], Callable[[int, int], None]], None]
 """Compiles all variants; the callable hears how many are done."""
@@ -33,6 +25,7 @@ class Verdict(StrEnum):
     DISAGREES = "disagrees"
     MISSING = "missing"
     CANNOT_TELL = "cannot_tell"
+    IMPROVED = "improved"
     PASSED = "passed"
 
 
@@ -41,6 +34,7 @@ _EXIT_CODES: Mapping[Verdict, int] = {
     Verdict.DISAGREES: 1,
     Verdict.MISSING: 3,
     Verdict.CANNOT_TELL: 4,
+    Verdict.IMPROVED: 0,
     Verdict.PASSED: 0,
 }
 
@@ -57,7 +51,7 @@ class Finding:
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
-        return self.verdict is Verdict.PASSED
+        return self.verdict in (Verdict.PASSED, Verdict.IMPROVED)
 
 
 @dataclass(frozen=True)
@@ -101,18 +95,11 @@ def label(table: DispatchTable) -> str:
 
 def differences(ours: DispatchTable, theirs: DispatchTable) -> list[tuple[str, Choice, Choice]]:
     """Return the token ranges where two tables choose differently, with both choices."""
-    starts = sorted(
-        {b.first for t in (ours, theirs) for b in t.bands} | {t.max_tokens + 1 for t in (ours, theirs)}
-    )
-    found: list[tuple[str, Choice, Choice]] = []
-    for first, after in zip(starts, (*starts[1:], None), strict=True):
-        a, b = ours.lookup(first).choice, theirs.lookup(first).choice
-        if a != b:
-            found.append((_range(first, None if after is None else after - 1), a, b))
-    return found
+    return [(span(first, last), a, b) for first, last, a, b in changed_ranges(ours, theirs)]
 
 
-def _range(first: int, last: int | None) -> str:
+def span(first: int, last: int | None) -> str:
+    """Return a token range in a sentence; one without an end is open above."""
     if last is None:
         return f"tokens {first} and up"
     return (
@@ -195,144 +182,3 @@ def current(table: DispatchTable) -> Finding:
         f"({table.fingerprint.source_hash[:12]}, now {now[:12]}); sweep again"
     )
     return Finding(label(table), "sources", Verdict.DISAGREES, sentence)
-
-
-@dataclass(frozen=True, slots=True)
-class _Spot:
-    """A measured token count of a band, what it serves there and how fast that was."""
-
-    num_tokens: int
-    choice: Choice
-    latency_us: float
-
-    @property
-    def candidate(self) -> Candidate:
-        return Candidate(self.choice.arm, self.choice.config)
-
-
-def elsewhere(table: DispatchTable, device: Device) -> str:
-    """Return why a table's speed cannot be measured on this device; empty where it can."""
-    if (table.target, table.fingerprint.gpu_name) == (device.target, device.name):
-        return ""
-    return f"its device is {table.fingerprint.gpu_name}, this machine's is {device.name}"
-
-
-class _Unable(Exception):
-    """Why nothing can be said of a table's speed."""
-
-
-def remeasure(
-    table: DispatchTable,
-    bench: Bench,
-    compile_all: CompileAll,
-    tolerance: float,
-    watcher: Watcher | None = None,
-) -> list[Finding]:
-    """Time each band's choice again at the token counts it was measured at, by the protocol of its sweep.
-
-    Slower than `tolerance` by the median is `regressed`. A choice that is illegal here is left to `legal`.
-    """
-    watcher, name, wrong = watcher or Watcher(), label(table), refusals(table)
-    if None in wrong:
-        return []
-    try:
-        protocol, spots = _protocol(table.evidence), _spots(table)
-    except _Unable as error:
-        return [Finding(name, "speed", Verdict.CANNOT_TELL, str(error))]
-    silent = [band for band in table.bands if not band.evidence.get("measured")]
-    findings = [
-        Finding(
-            name,
-            f"speed, {_range(b.first, b.last)}",
-            Verdict.MISSING,
-            "the table holds no latency to compare",
-        )
-        for b in silent
-    ]
-    spots = [spot for spot in spots if spot.choice not in wrong]
-    arms, problem = find_seam(table.seam), problem_of(table)
-    variants = (
-        v
-        for spot in spots
-        for v in arms.arm(table.target, spot.choice.arm).variants(problem, dict(spot.choice.config))
-    )
-    watcher.begun(table.evidence.get("sweep", 0), 0, len(spots))
-    compile_all(tuple(dict.fromkeys(variants)), watcher.compiled)
-    for index, spot in enumerate(spots):
-        cell = Cell(table.seam, problem, spot.num_tokens)
-        watcher.entered(cell, index, len(spots))
-        outcome = _time(bench, cell, spot.candidate, protocol)
-        watcher.told(cell, spot.candidate, outcome)
-        findings.append(_judged(name, spot, outcome, tolerance))
-    return findings
-
-
-def l2_of(table: DispatchTable) -> str:
-    """Return the L2 state that a table was measured with: `warm` where it does not say `cold`."""
-    protocol = table.evidence.get("protocol")
-    return "cold" if isinstance(protocol, Mapping) and protocol.get("l2") == "cold" else "warm"
-
-
-def _protocol(evidence: Mapping[str, Any]) -> Protocol:
-    try:
-        protocol = Protocol(**evidence["protocol"])
-    except (KeyError, TypeError):
-        raise _Unable("the table does not say by which protocol it was measured; sweep again") from None
-    if protocol.version != PROTOCOL_VERSION:
-        raise _Unable(
-            f"measured by protocol {protocol.version}, this mhctune has {PROTOCOL_VERSION}; sweep again"
-        )
-    if protocol.samples < pairs_needed(CONFIDENCE):
-        rounds = counted(protocol.samples, "round")
-        raise _Unable(f"{rounds} of the protocol say too little; {pairs_needed(CONFIDENCE)} are needed")
-    return protocol
-
-
-def _spots(table: DispatchTable) -> list[_Spot]:
-    try:
-        return [
-            _Spot(int(row["num_tokens"]), band.choice, float(row["latency_us"]))
-            for band in table.bands
-            for row in band.evidence.get("measured") or ()
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise _Unable(f"the evidence of its bands cannot be read: {error}; sweep again") from error
-
-
-def _time(bench: Bench, cell: Cell, candidate: Candidate, protocol: Protocol) -> float | Failure:
-    """Return the median of a candidate's rounds in a cell of its own, as a race takes them."""
-    bench.enter(cell, protocol.seed + cell.num_tokens)
-    try:
-        prepared: Footprint | Failure = bench.prepare(candidate)
-        if isinstance(prepared, Failure):
-            return prepared
-        rough = bench.sample(candidate, 0, 0, 1)
-        if isinstance(rough, Failure):
-            return rough
-        launches = protocol.launches(rough if rough > 0 else 1.0)
-        taken: list[float] = []
-        for round in range(protocol.samples):
-            latency = sampled(bench, candidate, 0, round, launches)
-            if isinstance(latency, Failure):
-                return latency
-            taken.append(latency)
-        bench.release(candidate)
-        return statistics.median(taken)
-    finally:
-        bench.leave()
-
-
-def _judged(name: str, spot: _Spot, outcome: float | Failure, tolerance: float) -> Finding:
-    what = f"speed, {counted(spot.num_tokens, 'token')}"
-    if isinstance(outcome, Failure):
-        verdict = Verdict.CANNOT_TELL if outcome.kind in UNMEASURED else Verdict.DISAGREES
-        sentence = f"{spot.choice} failed, {spot.latency_us:.2f} us before: {outcome.kind}: {outcome.detail}"
-        return Finding(name, what, verdict, sentence)
-    change = outcome / spot.latency_us - 1
-    slower = change > tolerance
-    pace = f"{percent(abs(change))} {'slower' if change > 0 else 'faster'}"
-    sentence = (
-        f"{spot.choice} takes {outcome:.2f} us, {spot.latency_us:.2f} us before: {pace} "
-        f"({percent(tolerance)} slower is allowed)"
-    )
-    return Finding(name, what, Verdict.REGRESSED if slower else Verdict.PASSED, sentence)

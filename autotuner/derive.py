@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mhctune.autotuner.bands import BandDeriver, Derivation, NoBands, Option, Segment
+from mhctune.autotuner.bands import Derivation, NoBands, Option, Segment
+from mhctune.autotuner.choose import Chosen, choose
+from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.records import Failure, Trial
 from mhctune.autotuner.standings import Standing, standings, winner
 from mhctune.autotuner.stats import NoiseFloor, noise_floor
 from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.sweep import unmeasured
+from mhctune.autotuner.terms import Terms
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
 from mhctune.kernels.space import Candidate
 
@@ -29,6 +32,8 @@ class Derived:
     floor: NoiseFloor | None
     wins: Mapping[int, Candidate]
     """Who wins each cell by itself, ties broken."""
+    chosen: Chosen
+    incumbent: Incumbent | None = None
 
 
 def derive(
@@ -36,14 +41,16 @@ def derive(
     sweep_id: int,
     trials: Sequence[Trial],
     max_regret: float,
-    incumbent: DispatchTable | None = None,
+    incumbent: Incumbent | None = None,
+    terms: Terms | None = None,
 ) -> Derived:
     """Derive the bands of a sweep, from what was kept alone: its arms may have changed since.
 
     A band covers no token count whose part of the grid was not measured: the table ends before the first.
 
     Raises:
-        NoBands: the smallest token count was not measured, or no candidate is within the bound somewhere.
+        NoBands: the smallest token count was not measured, no candidate is within the bound somewhere, or
+            the terms cannot be met under it.
         TooFewSamples: see `standings`.
     """
     missing = unmeasured(sweep.token_counts, sweep.candidates, trials)
@@ -55,21 +62,22 @@ def derive(
     floor = noise_floor(trials)
     width = floor.width if floor else 0.0
     cells = {n: standings([t for t in trials if t.cell.num_tokens == n], width) for n in counts}
-    options = _options(sweep, trials, cells)
-    served = {n: _served(incumbent, n) for n in counts} if incumbent is not None else {}
-    derivation = BandDeriver(max_regret).derive(counts, options, served)
+    options, terms = _options(sweep, trials, cells), terms or Terms()
+    served = _served(incumbent, counts)
+    chosen = choose(counts, options, max_regret, served, terms)
+    derivation, allowed = chosen.derivation, chosen.options
     bytes_of = {option.candidate: option.memory_bytes for option in options}
     wins = {n: winner(rows, sweep.variants, bytes_of, served.get(n)) for n, rows in cells.items()}
-    evidence = _Evidence(options, cells, wins)
+    evidence = _Evidence(allowed, cells, wins)
     bands = tuple(
-        Band(segment.first, segment.last, _choice(options, segment), evidence.of(segment))
+        Band(segment.first, segment.last, _choice(allowed, segment), evidence.of(segment))
         for segment in derivation.segments
     )
     table = DispatchTable(
         seam=sweep.seam,
         problem=sweep.problem.to_dict(),
         target=sweep.target,
-        numerics="rounded",
+        numerics=chosen.numerics,
         fingerprint=sweep.fingerprint,
         bands=bands,
         # The kernels of the last band are legal for every larger count: no constraint reads the count.
@@ -79,17 +87,19 @@ def derive(
             "sweep_digest": sweep.digest,
             "max_regret": max_regret,
             "raced_under": sweep.bound,
+            "incumbent": incumbent.to_data() if incumbent else None,
             "worst_upper": round(derivation.worst_upper, 6),
-            "mean_regret": round(_mean_regret(bands), 6),
+            "mean_regret": round(_mean_regret(bands, terms.weights(counts)), 6),
             "noise_floor": [round(floor.lower, 6), round(floor.upper, 6), floor.n] if floor else None,
             "variants": sorted(derivation.variants),
             "candidates": len(sweep.variants),
             "protocol": dict(sweep.protocol),
             "sources": dict(sweep.sources),
             "failures": _failures(trials),
+            **terms.to_evidence(),
         },
     )
-    return Derived(table, derivation, cells, missing, floor, wins)
+    return Derived(table, derivation, cells, missing, floor, wins, chosen, incumbent)
 
 
 def _options(
@@ -124,10 +134,9 @@ def _choice(options: Sequence[Option], segment: Segment) -> Choice:
     return Choice.of(candidate.arm, candidate.config)
 
 
-def _served(table: DispatchTable | None, num_tokens: int) -> Candidate:
-    assert table is not None
-    choice = table.lookup(num_tokens).choice
-    return Candidate(choice.arm, choice.config)
+def _served(incumbent: Incumbent | None, counts: Sequence[int]) -> dict[int, Candidate]:
+    found = {n: incumbent.candidate(n) for n in counts} if incumbent else {}
+    return {n: candidate for n, candidate in found.items() if candidate is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +169,10 @@ class _Evidence:
         }
 
 
-def _mean_regret(bands: Sequence[Band]) -> float:
-    """Return the mean of the regrets as measured, ties included."""
+def _mean_regret(bands: Sequence[Band], weights: Sequence[float]) -> float:
+    """Return the mean of the regrets as measured, ties included, weighted by traffic."""
     regrets = [row["regret"] for band in bands for row in band.evidence["measured"]]
-    return math.fsum(regrets) / len(regrets)
+    return math.fsum(weight * regret for weight, regret in zip(weights, regrets, strict=True))
 
 
 def _failures(trials: Sequence[Trial]) -> dict[str, int]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from mhctune.autotuner.budget import size
 from mhctune.autotuner.check import Check
+from mhctune.autotuner.choose import price
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.gain import gain_note
 from mhctune.autotuner.planner import Forecast
 from mhctune.autotuner.probe import Device, doctor_rows
-from mhctune.autotuner.records import Failure, FailureKind, Footprint, SweepState, Trial
-from mhctune.autotuner.standings import Standing
+from mhctune.autotuner.records import FailureKind, SweepState
 from mhctune.autotuner.stats import NoiseFloor
 from mhctune.autotuner.store import SweepRecord
-from mhctune.autotuner.words import counted, percent
+from mhctune.autotuner.terms import Terms
+from mhctune.autotuner.words import counted, percent, token_range
 from mhctune.configs.loader import Kind, names, recognise
 from mhctune.kernels.dispatch import Answer, DispatchTable
-from mhctune.kernels.space import Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,6 @@ def answer_dict(table: DispatchTable, answer: Answer) -> dict[str, Any]:
     }
 
 
-def token_range(first: int, last: int | None) -> str:
-    """Return a token range for people; one without an end is open above."""
-    if last is None:
-        return f"{first} and up"
-    return f"{first}-{last}" if last > first else str(first)
-
-
 def answer_text(table: DispatchTable, answer: Answer) -> str:
     """Return the answer of a lookup as a line."""
     status = str(answer.status)
@@ -150,6 +144,26 @@ def bands_sheet(table: DispatchTable) -> Sheet:
     return Sheet(title, columns, tuple(rows), _bands_notes(table))
 
 
+def front_sheet(derived: Derived) -> Sheet:
+    """Show the three costs of bands, by number of kernels, and which were chosen."""
+    chosen, rows = derived.chosen.point, []
+    points = derived.chosen.front()
+    same = next((p for p in points if (p.variants, p.bands) == (chosen.variants, chosen.bands)), None)
+    if same is None or same.worst_upper != chosen.worst_upper:
+        points = sorted([*points, chosen], key=lambda p: (p.variants, -p.worst_upper))
+    for p in points:
+        mark = "chosen" if (p.variants, p.worst_upper) == (chosen.variants, chosen.worst_upper) else ""
+        rows.append((p.variants, p.bands, percent(p.worst_upper), percent(p.mean_regret), mark))
+    columns = ("kernels", "bands", "worst limit", "mean regret", "")
+    terms = Terms.of_evidence(derived.table.evidence)
+    weighted = "weighted by traffic" if terms.traffic else "each measured token count alike"
+    notes = [f"for each number of kernels the least worst limit; mean regret: {weighted}, ties count as none"]
+    if terms.traffic and (beyond := terms.beyond(derived.table.max_tokens)):
+        notes.append(f"{percent(beyond)} of the traffic is above the bands, where the default is served")
+    notes += [line for line in (price(derived.chosen), gain_note(derived)) if line]
+    return Sheet("what bands cost", columns, tuple(rows), tuple(notes))
+
+
 def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
     evidence = table.evidence
     notes = [f"above {table.max_tokens}: {table.default} (default, not measured)"]
@@ -161,7 +175,7 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
             f"{counted(len(table.bands), 'band')}, {kernels}; mean regret {mean}, worst limit {worst} "
             f"(bound {percent(evidence['max_regret'])})",
             f"limit: upper 95 % limit of the regret from {rounds} rounds, each token count on its own",
-            _floor_note(evidence.get("noise_floor")),
+            floor_note(evidence.get("noise_floor")),
         ]
         if evidence["max_regret"] > evidence.get("raced_under", evidence["max_regret"]):
             notes.append(
@@ -172,7 +186,7 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
     return (*notes, f"{table.fingerprint.gpu_name}, {source}")
 
 
-def _floor_note(floor: Sequence[float] | None) -> str:
+def floor_note(floor: Sequence[float] | None) -> str:
     """Say what candidates differ by from themselves, given limits and pairs."""
     if floor is None:
         return "noise floor: unknown, no candidate was timed against itself in enough rounds"
@@ -212,131 +226,6 @@ def arms_sheet(derived: Derived) -> Sheet:
     return Sheet("median microseconds per launch", columns, tuple(rows), notes)
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Why a choice is served at a token count.
-
-    `measured_at` is the measured token count that speaks for it: the next one, or the last of all.
-    """
-
-    num_tokens: int
-    answer: Answer
-    measured_at: int
-    standings: Sequence[Standing]
-    footprint: Footprint
-    failures: Mapping[Candidate, Failure]
-    table: DispatchTable
-    winner: Candidate
-    floor: NoiseFloor | None
-
-    @property
-    def _place(self) -> int:
-        """Where the choice stands among the measured candidates, from 0."""
-        return next(i for i, s in enumerate(self.standings) if str(s.candidate) == str(self.answer.choice))
-
-    def _shown(self, limit: int) -> list[Standing]:
-        """Return the first `limit` candidates, and the served one if it is not among them."""
-        shown = list(self.standings[:limit])
-        return shown if self._place < limit else [*shown, self.standings[self._place]]
-
-    def to_dict(self, limit: int) -> dict[str, Any]:
-        """Return it as JSON-able data, with the first `limit` candidates."""
-        return {
-            "choice": str(self.answer.choice),
-            "place": self._place + 1,
-            "table": self.table.digest,
-            "gpu": self.table.fingerprint.gpu_name,
-            "sweep": self.table.evidence["sweep"],
-            "max_regret": self.table.evidence["max_regret"],
-            "measured_at": self.measured_at,
-            "winner": str(self.winner),
-            "noise_floor": asdict(self.floor) if self.floor else None,
-            "bytes": asdict(self.footprint),
-            "candidates": [
-                {
-                    "candidate": str(s.candidate),
-                    "latency_us": s.latency_us,
-                    **asdict(s.regret),
-                    "tied": s.tied,
-                }
-                for s in self._shown(limit)
-            ],
-            "failures": [{"candidate": str(c), **asdict(failure)} for c, failure in self.failures.items()],
-        }
-
-    def sheet(self, limit: int) -> Sheet:
-        """Show the first `limit` candidates with their regret and its limits, the bytes and the failures."""
-        served = self.standings[self._place]
-        rows = tuple(
-            (
-                s.candidate.arm,
-                config_text(s.candidate.items),
-                round(s.latency_us, 1),
-                percent(s.regret.point),
-                percent(s.regret.lower),
-                percent(s.regret.upper),
-                "served" if s is served else "tied" if s.tied else "",
-            )
-            for s in self._shown(limit)
-        )
-        columns = ("arm", "config", "us", "regret", "lower", "upper", "")
-        return Sheet(self._title(), columns, rows, tuple(self._notes()))
-
-    def _title(self) -> str:
-        title = f"{counted(self.num_tokens, 'token')}: {self.answer.choice}"
-        title += f", for {token_range(self.answer.first, self.answer.last)}"
-        if self.measured_at != self.num_tokens:
-            title += f"; measured at {self.measured_at}"
-        return title
-
-    def _notes(self) -> Iterator[str]:
-        tied, footprint = sum(s.tied for s in self.standings), self.footprint
-        evidence = self.table.evidence
-        if self._place == 0:
-            yield "served: the best here"
-        else:
-            yield (
-                f"served: {self._place + 1} of {len(self.standings)} here, chosen so that all bands together "
-                f"need the fewest kernels under the bound of {percent(evidence['max_regret'])}"
-            )
-        yield (
-            f"{counted(len(self.standings), 'candidate')} measured at {counted(self.measured_at, 'token')}, "
-            f"{tied} tied with the best: their lower 95 % limit is not above 0{self._or_floor}"
-        )
-        yield _floor_note(evidence.get("noise_floor"))
-        yield f"winner of this token count by itself, by the rule for ties: {self.winner}"
-        yield (
-            f"bytes there: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, "
-            f"scratch {footprint.scratch_bytes:,}, graph {footprint.graph_bytes:,}"
-        )
-        gpu, digest = self.table.fingerprint.gpu_name, self.table.digest[:12]
-        yield f"{gpu}, sweep {evidence['sweep']}, table {digest}"
-        for candidate, failure in self.failures.items():
-            yield f"failed: {candidate}: {failure.kind}: {failure.detail}"
-
-    @property
-    def _or_floor(self) -> str:
-        return f", or their regret not above the noise floor, {self.floor.width:.2%}" if self.floor else ""
-
-
-def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Explanation:
-    """Explain what derived bands serve at a token count, from the trials that they were derived from."""
-    answer = derived.table.lookup(num_tokens)
-    count = next((n for n in derived.cells if n >= num_tokens), max(derived.cells))
-    here = [trial for trial in trials if trial.cell.num_tokens == count]
-    return Explanation(
-        num_tokens,
-        answer,
-        count,
-        derived.cells[count],
-        next(trial.footprint for trial in here if str(trial.candidate) == str(answer.choice)),
-        {t.candidate: t.outcome for t in here if isinstance(t.outcome, Failure)},
-        derived.table,
-        derived.wins[count],
-        derived.floor,
-    )
-
-
 def forecast_sheet(forecast: Forecast, cores: int) -> Sheet:
     """Show what a plan will cost."""
     rows = tuple((arm.arm, arm.points, arm.candidates, arm.variants) for arm in forecast.arms)
@@ -368,3 +257,14 @@ def check_sheets(checked: Check) -> list[Sheet]:
     sheets = [Sheet(f"check of {table}", columns, tuple(rows)) for table, rows in by_table.items()]
     last = sheets.pop() if sheets else Sheet("check", columns, ())
     return [*sheets, replace(last, notes=checked.notes)]
+
+
+def difference_sheet(name: str, lines: Sequence[str]) -> Sheet:
+    """Show what two tables of one kind differ by, a line a difference."""
+    return Sheet(f"diff of {name}", ("difference",), tuple((line,) for line in lines))
+
+
+def merged_sheet(sweeps: Sequence[tuple[str, str, int, int, str]], place: str) -> Sheet:
+    """Show the sweeps of a merged database: when, on what, trials, tables, and where they came from."""
+    columns = ("started (UTC)", "device", "trials", "tables", "held by")
+    return Sheet(f"sweeps of {place}", columns, tuple(sweeps))

@@ -11,3 +11,10 @@ def counted(number: int, noun: str) -> str:
 def percent(share: float) -> str:
     """Return a share as a percentage with one decimal."""
     return f"{share * 100:.1f} %"
+
+
+def token_range(first: int, last: int | None) -> str:
+    """Return a token range for people; one without an end is open above."""
+    if last is None:
+        return f"{first} and up"
+    return f"{first}-{last}" if last > first else str(first)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mhctune.autotuner.bands import NoBands
-from mhctune.autotuner.check import Finding, Verdict, agree, compare, current, label, legal
+from mhctune.autotuner.check import Check, Finding, Verdict, agree, compare, current, label, legal
+from mhctune.autotuner.speed import Then, stored_gate
 from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.words import counted
-from mhctune.db.derivation import derive_stored
+from mhctune.db.derivation import derive_again
 from mhctune.db.repository import Repository, StoredTable
 from mhctune.db.tables import problem_key
 from mhctune.kernels.dispatch import DispatchTable
@@ -20,6 +22,8 @@ class Checked:
 
     table: DispatchTable
     findings: tuple[Finding, ...]
+    stored: StoredTable | None = None
+    """The table in the database that it is, or was compared with."""
 
 
 def check_tables(store: Repository, exported: DispatchTable | None = None) -> list[Checked]:
@@ -29,15 +33,56 @@ def check_tables(store: Repository, exported: DispatchTable | None = None) -> li
     """
     newest: dict[tuple[object, ...], StoredTable] = {}
     for stored in store.tables():
-        newest.setdefault(_kind(stored.table), stored)
+        newest.setdefault(kind_of(stored.table), stored)
     if exported is None:
-        return [Checked(each.table, _findings(store, each.table, each)) for each in newest.values()]
-    twin = newest.get(_kind(exported))
+        return [Checked(each.table, _findings(store, each.table, each), each) for each in newest.values()]
+    twin = newest.get(kind_of(exported))
     agreement = agree(exported, twin.table if twin else None, f"stored table {twin.id}" if twin else "")
-    return [Checked(exported, (agreement, *_findings(store, exported, twin)))]
+    return [Checked(exported, (agreement, *_findings(store, exported, twin)), twin)]
 
 
-def _kind(table: DispatchTable) -> tuple[object, ...]:
+def gate(
+    store: Repository, checked: Checked, baseline: DispatchTable | None, tolerance: float
+) -> list[Finding]:
+    """Compare a table with a baseline by stored samples; no baseline, nothing to compare."""
+    if baseline is None or (wrong := other_problem(checked.table, baseline)):
+        return wrong if baseline else []
+    if checked.stored is None:
+        sentence = "the database does not hold the table's sweep, so that no sample says which is faster"
+        return [Finding(label(checked.table), "gate", Verdict.MISSING, sentence)]
+    grid = store.sweep(checked.stored.sweep_id).record.token_counts
+    return stored_gate(checked.table, baseline, store.trials(checked.stored.sweep_id), grid, tolerance)
+
+
+def other_problem(table: DispatchTable, baseline: DispatchTable) -> list[Finding]:
+    """Say that a baseline is of another seam, problem or target; empty where it is not."""
+    ours, theirs = ((t.seam, problem_key(t), t.target) for t in (table, baseline))
+    if ours == theirs:
+        return []
+    sentence = f"the baseline is of {' '.join(theirs)}, the table of {' '.join(ours)}: nothing to compare"
+    return [Finding(label(table), "gate", Verdict.MISSING, sentence)]
+
+
+def then_of(store: Repository, checked: Checked, baseline: DispatchTable | None) -> Then:
+    """Return what is known of a table's speed from before."""
+    stored = checked.stored
+    usable = baseline if baseline and not other_problem(checked.table, baseline) else None
+    return Then(store.trials(stored.sweep_id) if stored else (), usable)
+
+
+def save_runs(store: Repository, checked: Sequence[Checked], done: Check) -> int:
+    """Keep the verdict on each stored table that was checked; return how many."""
+    kept = 0
+    for each in checked:
+        if each.stored is not None:
+            mine = Check([f for f in done.findings if f.table == label(each.table)], done.left_out)
+            store.save_gate_run(each.stored.id, str(mine.verdict), mine.to_dict())
+            kept += 1
+    return kept
+
+
+def kind_of(table: DispatchTable) -> tuple[str, ...]:
+    """Return what tables share that take each other's place: seam, problem, target, device and class."""
     fingerprint = table.fingerprint
     key = table.seam, problem_key(table), table.target
     return *key, fingerprint.gpu_name, fingerprint.mig, table.numerics
@@ -64,9 +109,9 @@ def grid(store: Repository, stored: StoredTable) -> Finding:
 def replay(store: Repository, stored: StoredTable) -> Finding:
     """Derive the bands of a stored table from its sweep's samples again, under its own bound."""
     table, sweep = stored.table, store.sweep(stored.sweep_id)
-    bound, name = table.evidence.get("max_regret"), label(stored.table)
+    name = label(table)
     try:
-        derived = derive_stored(store, sweep, bound, before=stored.id)
+        derived = derive_again(store, stored)
     except TooFewSamples as error:
         return Finding(name, "replay", Verdict.CANNOT_TELL, str(error))
     except NoBands as error:

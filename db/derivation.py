@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.derive import Derived, derive, incumbent_for
+from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.records import SweepState
+from mhctune.autotuner.terms import Terms
 from mhctune.autotuner.words import counted
-from mhctune.db.repository import Repository
+from mhctune.configs.hand_bands import load_hand_bands
+from mhctune.db.repository import Repository, StoredTable
 from mhctune.db.rows import StoredSweep
-from mhctune.kernels.dispatch import DispatchTable
+from mhctune.db.tables import load_table
+from mhctune.kernels.dispatch import Choice, DispatchTable
 
 
 def chosen_sweep(store: Repository, sweep_id: int | None = None) -> StoredSweep:
@@ -30,22 +36,66 @@ def chosen_sweep(store: Repository, sweep_id: int | None = None) -> StoredSweep:
 
 
 def derive_stored(
-    store: Repository, sweep: StoredSweep, max_regret: float | None = None, *, before: int | None = None
+    store: Repository,
+    sweep: StoredSweep,
+    max_regret: float | None = None,
+    *,
+    incumbent: Incumbent | None = None,
+    terms: Terms | None = None,
 ) -> Derived:
     """Derive the bands of a stored sweep under a bound (default: the sweep's own).
 
-    The incumbent is the newest table of the same seam, problem and target and the same fingerprint that an
-    earlier sweep gave; `before` leaves out the table of that id and all that were kept after it.
+    The incumbent, unless one is given, is the newest table of the same seam, problem and target and the same
+    fingerprint that an earlier sweep gave.
 
     Raises:
         NoBands: as `derive`.
     """
-    record = sweep.record
-    bound = record.bound if max_regret is None else max_regret
+    bound = sweep.record.bound if max_regret is None else max_regret
+    known = incumbent or _known_incumbent(store, sweep)
+    return derive(sweep.record, sweep.id, store.trials(sweep.id), bound, known, terms)
+
+
+def load_incumbent(path: Path) -> Incumbent:
+    """Load what is served today: an exported table, or bands that a maintainer wrote by hand.
+
+    Raises:
+        ConfigError: bands by hand that are not what they must be.
+        TableError: an exported table that is damaged.
+    """
+    if path.suffix == ".json" and path.is_file() and '"mhctune_table"' in path.read_text(errors="replace"):
+        return Incumbent.of(load_table(path))
+    bands = load_hand_bands(path)
+    served = tuple((band.first, band.last, Choice.of(band.arm, band.config)) for band in bands)
+    return Incumbent(path.name, served)
+
+
+def derive_again(store: Repository, stored: StoredTable) -> Derived:
+    """Derive a stored table again, from its sweep's samples and on its own terms.
+
+    The sweep has the number in it that it had where the table was derived: a merge gives others. A table
+    kept by a version that did not write its incumbent down gets the one that it had then.
+
+    Raises:
+        NoBands, TooFewSamples: as `derive`.
+    """
+    sweep, evidence = store.sweep(stored.sweep_id), stored.table.evidence
+    bound = evidence.get("max_regret", sweep.record.bound)
+    if "incumbent" in evidence:
+        data = evidence["incumbent"]
+        incumbent = Incumbent.from_data(data) if data else None
+    else:
+        incumbent = _known_incumbent(store, sweep, before=stored.id)
+    number = evidence.get("sweep", sweep.id)
+    terms = Terms.of_evidence(evidence)
+    return derive(sweep.record, number, store.trials(sweep.id), bound, incumbent, terms)
+
+
+def _known_incumbent(store: Repository, sweep: StoredSweep, before: int | None = None) -> Incumbent | None:
     tables = [t for t in store.tables() if before is None or t.id < before]
     earlier = [t.table for t in tables if t.sweep_id < sweep.id and _same(t.table, sweep)]
-    incumbent = incumbent_for(record.fingerprint, earlier)
-    return derive(record, sweep.id, store.trials(sweep.id), bound, incumbent)
+    found = incumbent_for(sweep.record.fingerprint, earlier)
+    return Incumbent.of(found) if found else None
 
 
 def keep(store: Repository, table: DispatchTable) -> str:

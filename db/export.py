@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mhctune.configs.errors import ConfigError
-from mhctune.db.export_python import MARKER, render_python
+from mhctune.db.export_cpp import render_cpp
+from mhctune.db.export_csv import render_csv
+from mhctune.db.export_python import render_python
+from mhctune.db.export_vllm import render_vllm
+from mhctune.db.form import MARKER
 from mhctune.db.rows import table_text
 from mhctune.db.tables import problem_key
 from mhctune.kernels.dispatch import DispatchTable
@@ -38,21 +42,29 @@ def export(table: DispatchTable, format: str, folder: str | Path, force: bool = 
     Raises:
         ExportError: the format is unknown, the folder cannot be written, or a file of that name exists
             that mhctune did not write and `force` is not given.
-        TableError: the table does not survive JSON.
+        TableError: the table does not survive JSON, or the format cannot say what it holds.
     """
     if format not in FORMATS:
         raise ExportError(f"unknown export format {format!r}; known: {', '.join(sorted(FORMATS))}")
     chosen = FORMATS[format]
     path = Path(folder) / (file_stem(table) + chosen.suffix)
-    text = chosen.render(json.loads(table_text(table)))
+    write(path, chosen.render(json.loads(table_text(table))), chosen.is_ours, force)
+    return path
+
+
+def write(path: Path, text: str, is_ours: Callable[[str], bool], force: bool) -> None:
+    """Write a file, whole or not at all, into a folder that is made if need be.
+
+    Raises:
+        ExportError: as `export`.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not force:
-            _require_ours(path, chosen)
+            _require_ours(path, is_ours)
         _replace(path, text)
     except OSError as error:
         raise ExportError(f"{path}: cannot be written: {error.strerror}; choose another folder") from error
-    return path
 
 
 def formats_of(text: str) -> tuple[str, ...]:
@@ -82,10 +94,10 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
-def _require_ours(path: Path, format: Format) -> None:
+def _require_ours(path: Path, is_ours: Callable[[str], bool]) -> None:
     if not os.path.lexists(path):
         return
-    if path.is_file() and format.is_ours(path.read_text(encoding="utf-8", errors="replace")):
+    if path.is_file() and is_ours(path.read_text(encoding="utf-8", errors="replace")):
         return
     raise ExportError(f"{path} exists and was not written by mhctune; move it away, or use --force")
 
@@ -107,15 +119,27 @@ def _render_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _is_json_table(text: str) -> bool:
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(data, dict) and "mhctune_table" in data
+def is_json_with(key: str) -> Callable[[str], bool]:
+    """Return what says whether a text is a JSON object with a key, by which a file of ours is known again."""
+
+    def check(text: str) -> bool:
+        try:
+            data = json.loads(text)
+        except ValueError:
+            return False
+        return isinstance(data, dict) and key in data
+
+    return check
+
+
+def _begins_with(sign: str) -> Callable[[str], bool]:
+    return lambda text: text.startswith(f"{sign} {MARKER}")
 
 
 FORMATS: Mapping[str, Format] = {
-    "json": Format(".json", _render_json, _is_json_table),
-    "python": Format(".py", render_python, lambda text: text.startswith(MARKER)),
+    "json": Format(".json", _render_json, is_json_with("mhctune_table")),
+    "python": Format(".py", render_python, _begins_with("#")),
+    "csv": Format(".csv", render_csv, _begins_with("#")),
+    "cpp": Format(".hpp", render_cpp, _begins_with("//")),
+    "vllm": Format("_vllm.py", render_vllm, _begins_with("#")),
 }

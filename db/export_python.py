@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-MARKER = "# Written by mhctune: do not edit, export it again."
+from mhctune.db.form import MARKER
+
 WIDTH = 110
 
 _HEAD = """\
-{marker}
+# {marker}
 # Table digest: {digest}
 {about}
 

@@ -256,7 +256,7 @@ class Repository:
             )
             session.add(row)
             session.flush()
-            session.execute(insert(BandRow), _band_values(row.id, table))
+            session.execute(insert(BandRow), rows.band_values(row.id, table))
             return row.id
 
     def tables(self) -> Sequence[StoredTable]:
@@ -320,7 +320,7 @@ class Repository:
         outcome: dict[str, Any],
     ) -> int:
         with self._write() as session:
-            chosen = _intern(session, CandidateRow, {"arm": candidate.arm, "config": candidate.key})
+            chosen = intern(session, CandidateRow, {"arm": candidate.arm, "config": candidate.key})
             key = {"sweep_id": sweep_id, "num_tokens": cell.num_tokens, "candidate_id": chosen}
             values = {**rows.footprint_values(footprint), **outcome}
             found = session.scalar(select(TrialRow.id).filter_by(**key))
@@ -341,12 +341,12 @@ def _unfinished(session: Session, digest: str) -> SweepRow | None:
 def _insert_sweep(session: Session, sweep: SweepRecord) -> int:
     for arm, source_hash in sweep.sources.items():
         source = {"seam": sweep.seam, "arm": arm, "target": sweep.target, "source_hash": source_hash}
-        _intern(session, KernelSourceRow, source)
+        intern(session, KernelSourceRow, source)
     row = SweepRow(
         **rows.sweep_values(sweep),
-        gpu_id=_intern(session, GpuRow, rows.gpu_values(sweep.fingerprint)),
-        toolchain_id=_intern(session, ToolchainRow, rows.toolchain_values(sweep.fingerprint)),
-        problem_id=_intern(session, ProblemRow, rows.problem_values(sweep.seam, sweep.problem)),
+        gpu_id=intern(session, GpuRow, rows.gpu_values(sweep.fingerprint)),
+        toolchain_id=intern(session, ToolchainRow, rows.toolchain_values(sweep.fingerprint)),
+        problem_id=intern(session, ProblemRow, rows.problem_values(sweep.seam, sweep.problem)),
         state=SweepState.RUNNING,
         started_at=datetime.now(UTC),
     )
@@ -355,7 +355,7 @@ def _insert_sweep(session: Session, sweep: SweepRecord) -> int:
     return row.id
 
 
-def _intern(session: Session, model: type[Keyed], values: Mapping[str, Any]) -> int:
+def intern(session: Session, model: type[Keyed], values: Mapping[str, Any]) -> int:
     """Return the id of the row with these values, which is made when there is none."""
     query = select(model.id).filter_by(**values)
     found = session.scalar(query)
@@ -372,20 +372,6 @@ def _intern(session: Session, model: type[Keyed], values: Mapping[str, Any]) -> 
             raise
         return found
     return row.id
-
-
-def _band_values(table_id: int, table: DispatchTable) -> list[dict[str, Any]]:
-    return [
-        {
-            "table_id": table_id,
-            "first": band.first,
-            "last": band.last,
-            "arm": band.choice.arm,
-            "config": rows.canonical(dict(band.choice.config)),
-            "evidence": rows.canonical(dict(band.evidence)),
-        }
-        for band in table.bands
-    ]
 
 
 def _stored_table(row: DispatchTableRow, place: Place) -> StoredTable:

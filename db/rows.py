@@ -162,6 +162,21 @@ def conditions_of(row: ConditionsRow) -> Conditions:
     return Conditions(row.source, row.sm_clock_mhz, row.temperature_c, reasons, row.other_processes)
 
 
+def band_values(table_id: int, table: DispatchTable) -> list[dict[str, Any]]:
+    """Return the columns of a table's bands."""
+    return [
+        {
+            "table_id": table_id,
+            "first": band.first,
+            "last": band.last,
+            "arm": band.choice.arm,
+            "config": canonical(dict(band.choice.config)),
+            "evidence": canonical(dict(band.evidence)),
+        }
+        for band in table.bands
+    ]
+
+
 def trial_of(
     sweep: SweepRecord,
     row: TrialRow,

@@ -10,11 +10,17 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mhctune.configs.families import same_family
 from mhctune.db.sqlite_file import connect_readonly, is_sqlite
-from mhctune.kernels.dispatch import DispatchTable, Fingerprint, TableError
+from mhctune.db.table_rules import RepeatedKey, repeated_key, violation
+from mhctune.kernels.dispatch import SCHEMA_VERSION, DispatchTable, Fingerprint, Status, TableError
+
+if TYPE_CHECKING:  # it logs, and logging is a tenth of what importing this module costs
+    from mhctune.db.policy import Policy
 
 _QUERY = """
 SELECT dispatch_tables.id, dispatch_tables.content
@@ -33,17 +39,25 @@ def load_table(
     *,
     seam: str | None = None,
     problem_digest: str | None = None,
+    policy: Policy | None = None,
 ) -> DispatchTable:
     """Return the table to serve from an SQLite database or an exported JSON file.
 
     Of several that match, the one with the best status on a machine that is `fingerprint`, then the
-    newest. Without a fingerprint the newest, and its status is `exact`: not judged.
+    newest. Without a fingerprint the newest, and its status is `exact`: not judged. A policy, which needs a
+    fingerprint, decides which statuses are served, and logs once why one that is not exact is.
 
     Raises:
+        ValueError: a policy without a fingerprint.
         TableError: the file is missing, unreadable, damaged or neither of the two; no table matches; or
             tables of several seams or problems match, so that one must be named.
     """
-    return only(load_tables(path, fingerprint, seam=seam, problem_digest=problem_digest), str(path))
+    if policy is not None and fingerprint is None:
+        raise ValueError(
+            "a policy needs the fingerprint of this machine: mhctune.autotuner.probe.fingerprint"
+        )
+    table = only(load_tables(path, fingerprint, seam=seam, problem_digest=problem_digest), str(path))
+    return policy.admit(table, fingerprint) if policy and fingerprint else table
 
 
 def load_tables(
@@ -93,11 +107,24 @@ def best(
     """Return one table per seam and problem, chosen as `load_table` does; `tables` come newest first."""
     chosen: dict[tuple[str, str], DispatchTable] = {}
     for table in tables:
-        judged = table if fingerprint is None else table.against(fingerprint)
+        judged = table if fingerprint is None else against(table, fingerprint)
         key = (table.seam, problem_key(table))
         if key not in chosen or judged.status < chosen[key].status:
             chosen[key] = judged
     return tuple(chosen[key] for key in sorted(chosen))
+
+
+def against(table: DispatchTable, here: Fingerprint) -> DispatchTable:
+    """Return a table with its status on a machine that is `here`.
+
+    A device of another name that is an alias of the same GPU target is `family`, not `foreign`; a slice of
+    a device (MIG) is none.
+    """
+    judged, names = table.against(here), (table.fingerprint.gpu_name, here.gpu_name)
+    other_name = names[0] != names[1] and table.fingerprint.mig == here.mig
+    if judged.status is Status.FOREIGN and other_name and same_family(*names):
+        return replace(judged, status=Status.FAMILY)
+    return judged
 
 
 def only(found: Sequence[DispatchTable], where: str) -> DispatchTable:
@@ -159,11 +186,18 @@ def _rows(path: Path, seam: str | None, digest: str | None) -> list[tuple[str, s
 
 def _parsed(text: str, where: str) -> DispatchTable:
     try:
-        data: Any = json.loads(text)
-    except ValueError:
-        raise TableError(f"{where}: is neither an SQLite database nor an exported JSON table") from None
+        data: Any = json.loads(text, object_pairs_hook=repeated_key)
+    except RepeatedKey as error:
+        raise TableError(f"{where}: {error}; export it again") from None
+    except ValueError as error:
+        at = f" (line {error.lineno}: {error.msg})" if isinstance(error, json.JSONDecodeError) else ""
+        kinds = "is neither an SQLite database nor an exported JSON table"
+        raise TableError(f"{where}: {kinds}{at if text.lstrip().startswith('{') else ''}") from None
     if not isinstance(data, dict):
         raise TableError(f"{where}: an exported table is a JSON object, this is a {type(data).__name__}")
+    # Before it is built, which would read 17.5 as 17.
+    if data.get("mhctune_table") == SCHEMA_VERSION and (broken := violation(text, data)):
+        raise TableError(f"{where}: {broken}")
     try:
         return DispatchTable.from_dict(data, where)
     except ValueError as error:

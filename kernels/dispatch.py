@@ -21,15 +21,19 @@ class TableError(ValueError):
 
 
 class Status(IntEnum):
-    """A lookup's honesty; of the first five the worst that holds."""
+    """A lookup's honesty; of the first six the worst that holds.
+
+    `family`: another device whose name is an alias of the same GPU target (see `mhctune.db.tables`).
+    """
 
     EXACT = 0
     OTHER_DRIVER = 1
     OTHER_TOOLCHAIN = 2
     OTHER_SOURCE = 3
-    FOREIGN = 4
-    OUT_OF_RANGE = 5
-    DEFAULT = 6
+    FAMILY = 4
+    FOREIGN = 5
+    OUT_OF_RANGE = 6
+    DEFAULT = 7
 
     def __str__(self) -> str:
         """Return the name used in output."""

@@ -80,7 +80,7 @@ def make_sweep(make_fingerprint: Callable[..., Fingerprint]) -> Callable[..., Sw
 @pytest.fixture
 def make_table(make_fingerprint: Callable[..., Fingerprint]) -> Callable[..., DispatchTable]:
     def make(**changes: Any) -> DispatchTable:
-        fused = Choice.of("fused", {"tile_n": 24, "n_splits": 4})
+        fused = Choice.of("fused", {"tile_n": 24, "n_splits": 4, "n_thr": 128})
         unfused = Choice.of("unfused", {"tile_n": 32, "n_splits": 1})
         values: dict[str, Any] = {
             "seam": "post_pre_delayed",

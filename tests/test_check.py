@@ -6,101 +6,33 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_bench import FUSED, LATENCIES, PROBLEM, SEAM, UNFUSED, VALUES, FakeBench
 from typer.testing import CliRunner
 
 from mhctune import cli
-from mhctune.autotuner.check import (
-    Check,
-    Finding,
-    Verdict,
-    agree,
-    current,
-    differences,
-    l2_of,
-    legal,
-    remeasure,
-)
-from mhctune.autotuner.check import elsewhere as not_here
+from mhctune.autotuner.check import Check, Finding, Verdict, agree, current, differences, legal
 from mhctune.autotuner.probe import Device
-from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
+from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Sample, SweepState
 from mhctune.autotuner.report import check_sheets
+from mhctune.autotuner.speed import l2_of, remeasure
 from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.sweep import SweepPlan
 from mhctune.db import derivation
 from mhctune.db.checks import check_tables
-from mhctune.db.derivation import derive_stored
+from mhctune.db.derivation import derive_again, derive_stored
 from mhctune.db.export import export
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint
-from mhctune.kernels.registry import seam
-from mhctune.kernels.seam import Problem, Variant
-from mhctune.kernels.space import Candidate
+from mhctune.kernels.seam import Problem
 
-PROBLEM, SEAM = Problem(hidden_size=256), seam("post_pre_delayed")
-VALUES = {"tile_n": [24], "n_splits": [1], "block_h": [64], "block_m": [1]}
-FUSED, UNFUSED = (
-    Candidate.of(name, {key: only for key, (only,) in VALUES.items()}) for name in ("fused", "unfused")
-)
-LATENCIES = {1: (10.0, 20.0), 4: (10.0, 20.0), 16: (40.0, 20.0)}
 WRONG = Failure(FailureKind.MISMATCH, "layer_input: 3 elements not written")
 NO_ROOM = Failure(FailureKind.OUT_OF_MEMORY, "the device is full")
-
-
-@dataclass
-class FakeBench:
-    """Answers with the sweep's latencies times `pace`, or with the failure of a candidate."""
-
-    pace: float = 1.0
-    refused: dict[Candidate, Failure] = field(default_factory=dict)
-    broken: dict[Candidate, Failure | float] = field(default_factory=dict)
-    resident: set[Candidate] = field(default_factory=set)
-    entered: list[tuple[int, int]] = field(default_factory=list)
-    launched: list[int] = field(default_factory=list)
-    compiled: tuple[Variant, ...] = ()
-    tokens: int = 0
-
-    def compile_all(self, variants: Sequence[Variant], tell: Callable[[int, int], None]) -> None:
-        self.compiled = tuple(variants)
-        tell(len(variants), len(variants))
-
-    def input_bytes(self, cell: Cell) -> int:
-        return 0
-
-    def enter(self, cell: Cell, seed: int) -> int:
-        self.tokens = cell.num_tokens
-        self.entered.append((cell.num_tokens, seed))
-        return 10
-
-    def floor_us(self) -> float:
-        return 0.0
-
-    def forecast(self, candidate: Candidate) -> Footprint:
-        return Footprint(10, 100, 0)
-
-    def prepare(self, candidate: Candidate) -> Footprint | Failure:
-        if candidate in self.refused:
-            return self.refused[candidate]
-        self.resident.add(candidate)
-        return self.forecast(candidate)
-
-    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
-        assert candidate in self.resident
-        self.launched.append(launches)
-        if candidate in self.broken and launches > 1:
-            return self.broken[candidate]
-        return LATENCIES[self.tokens][candidate == UNFUSED] * self.pace * (1 + 0.001 * round)
-
-    def release(self, candidate: Candidate) -> None:
-        self.resident.discard(candidate)
-
-    def leave(self) -> None:
-        self.resident.clear()
 
 
 @pytest.fixture
@@ -243,12 +175,15 @@ def test_a_replay_knows_no_incumbent_that_was_kept_after_its_table(
     repository: Repository, plan: SweepPlan, table: DispatchTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep(repository, plan.record(), LATENCIES)
+    # As a version kept it that did not write its incumbent down.
+    evidence = {key: value for key, value in table.evidence.items() if key != "incumbent"}
+    old = repository.save_table(2, replace(table, evidence=evidence))
     repository.save_table(1, replace(table, numerics="other"))
     given: list[Sequence[DispatchTable]] = []
     monkeypatch.setattr(derivation, "incumbent_for", lambda fingerprint, tables: given.append(tables))
     derive_stored(repository, repository.sweep(2))
     assert [each.numerics for each in given.pop()] == ["other", "rounded"]
-    check_tables(repository)
+    derive_again(repository, next(each for each in repository.tables() if each.id == old))
     assert [each.numerics for tables in given for each in tables] == ["rounded"]
 
 
@@ -320,90 +255,6 @@ def test_changed_sources_are_named_by_arm(table: DispatchTable) -> None:
     assert found.sentence.startswith("other_source: the sources of fused changed since they were measured")
 
 
-# What this machine says.
-
-
-def test_each_choice_is_timed_again_as_its_sweep_was(table: DispatchTable) -> None:
-    bench = FakeBench()
-    findings = timed(table, bench)
-    assert verdicts(findings) == dict.fromkeys(
-        ("speed, 1 token", "speed, 4 tokens", "speed, 16 tokens"), Verdict.PASSED
-    )
-    protocol = Protocol(5)
-    assert bench.entered == [(count, protocol.seed + count) for count in LATENCIES]
-    assert bench.launched == [n for us in (10, 10, 20) for n in (1, *[protocol.launches(us)] * 5)]
-    assert len(bench.compiled) == len(set(bench.compiled)) > 0
-    assert bench.resident == set()
-
-
-@pytest.mark.parametrize(
-    ("pace", "verdict"),
-    [(1.2, Verdict.REGRESSED), (1.09, Verdict.PASSED), (0.5, Verdict.PASSED)],
-)
-def test_slower_than_the_tolerance_is_regressed(table: DispatchTable, pace: float, verdict: Verdict) -> None:
-    assert set(verdicts(timed(table, FakeBench(pace))).values()) == {verdict}
-
-
-def test_a_regression_says_its_numbers(table: DispatchTable) -> None:
-    (*_, last) = timed(table, FakeBench(pace=1.5))
-    assert last.sentence == (
-        f"{table.bands[1].choice} takes 30.06 us, 20.00 us before: 50.3 % slower (10.0 % slower is allowed)"
-    )
-
-
-@pytest.mark.parametrize(("failure", "verdict"), [(WRONG, Verdict.DISAGREES), (NO_ROOM, Verdict.CANNOT_TELL)])
-@pytest.mark.parametrize("when", ["refused", "broken"])
-def test_a_choice_that_fails_is_named_with_its_kind_and_the_rest_is_timed(
-    table: DispatchTable, failure: Failure, verdict: Verdict, when: str
-) -> None:
-    findings = timed(table, FakeBench(**{when: {FUSED: failure}}))  # type: ignore[arg-type]
-    assert list(verdicts(findings).values()) == [verdict, verdict, Verdict.PASSED]
-    assert f"failed, 10.00 us before: {failure.kind}: {failure.detail}" in findings[0].sentence
-
-
-def test_a_time_that_cannot_be_is_a_failure(table: DispatchTable) -> None:
-    (first, *_) = timed(table, FakeBench(broken={FUSED: 0.0}))
-    assert first.verdict is Verdict.DISAGREES
-    assert "implausible: 0.0 us per launch, twice in a row" in first.sentence
-
-
-@pytest.mark.parametrize(
-    ("protocol", "reason"),
-    [
-        ({"samples": 4}, "4 rounds of the protocol say too little; 5 are needed"),
-        ({"version": PROTOCOL_VERSION + 1}, f"this mhctune has {PROTOCOL_VERSION}"),
-        ({"moon": "full"}, "does not say by which protocol"),
-    ],
-)
-def test_what_cannot_be_compared_is_not_measured(
-    table: DispatchTable, protocol: dict[str, Any], reason: str
-) -> None:
-    evidence = {**table.evidence, "protocol": {**table.evidence["protocol"], **protocol}}
-    bench = FakeBench()
-    (found,) = timed(replace(table, evidence=evidence), bench)
-    assert found.verdict is Verdict.CANNOT_TELL
-    assert reason in found.sentence
-    assert bench.entered == []
-
-
-def test_bands_without_a_latency_are_missing(table: DispatchTable) -> None:
-    first, second = table.bands
-    bare = replace(table, bands=(replace(first, evidence={}), second))
-    assert verdicts(timed(bare, FakeBench())) == {
-        "speed, tokens 1 to 4": Verdict.MISSING,
-        "speed, 16 tokens": Verdict.PASSED,
-    }
-    broken = replace(table, bands=(replace(first, evidence={"measured": [{"num_tokens": 1}]}), second))
-    (found,) = timed(broken, FakeBench())
-    assert found.verdict is Verdict.CANNOT_TELL
-
-
-def test_only_the_device_that_was_measured_is_measured_again(table: DispatchTable) -> None:
-    assert not_here(table, Device("this processor", "c", 1)) == ""
-    assert "this machine's is NVIDIA H200" in not_here(table, Device("NVIDIA H200", "cuda", 1))
-    assert not_here(table, Device("another processor", "c", 1))
-
-
 # What it comes to.
 
 
@@ -459,6 +310,49 @@ def test_the_command_passes_regresses_and_tolerates(run: Callable[..., Any]) -> 
     assert elsewhere.exit_code == 0
     (reason,) = json.loads(elsewhere.stdout)["left_out"]
     assert reason.startswith("not measured again: its device is this processor")
+
+
+def test_the_command_writes_junit_and_markdown_and_keeps_the_verdict(
+    run: Callable[..., Any], repository: Repository, tmp_path: Path
+) -> None:
+    assert repository.gate_runs(1) == []
+    files = [tmp_path / "out" / name for name in ("check.xml", "check.md")]
+    ran = run("--junit", str(files[0]), "--markdown", str(files[1]), "--save", pace=1.2)
+    assert ran.exit_code == 1, ran.output
+    assert '<failure type="regressed"' in files[0].read_text()
+    assert files[1].read_text().startswith("## mhctune check: regressed")
+    (kept,) = repository.gate_runs(1)
+    assert kept.verdict == "regressed"
+    assert [f["verdict"] for f in kept.detail["findings"]].count("regressed") == 3
+    assert run(pace=1.2).exit_code == 1
+    assert len(repository.gate_runs(1)) == 1
+
+
+@pytest.mark.parametrize("device", ["this processor", "another processor"])
+def test_a_baseline_is_compared_here_by_timing_and_elsewhere_by_stored_samples(
+    run: Callable[..., Any], table: DispatchTable, tmp_path: Path, device: str
+) -> None:
+    ran = run("--baseline", str(export(table, "json", tmp_path)), device=device)
+    assert ran.exit_code == 0, ran.output
+    gates = [f for f in json.loads(ran.stdout)["findings"] if f["what"].startswith("gate")]
+    assert [f["verdict"] for f in gates] == ["passed"] * 3
+    worse = swap(swap(table, 0, table.bands[1].choice), 1, table.bands[0].choice)
+    ran = run("--baseline", str(export(worse, "json", tmp_path)), device=device)
+    gates = [f for f in json.loads(ran.stdout)["findings"] if f["what"].startswith("gate")]
+    # Five stored rounds can tell nothing; rounds that are timed now are as many as it takes.
+    expected = "improved" if device == "this processor" else "cannot_tell"
+    assert [f["verdict"] for f in gates] == [expected] * 3
+    assert ran.exit_code == (0 if expected == "improved" else 4)
+
+
+def test_a_baseline_of_another_problem_compares_nothing_and_is_no_pass(
+    run: Callable[..., Any], table: DispatchTable, tmp_path: Path
+) -> None:
+    other = replace(table, problem=Problem(hidden_size=512).to_dict())
+    for device in ("this processor", "another processor"):
+        ran = run("--baseline", str(export(other, "json", tmp_path)), device=device)
+        assert ran.exit_code == 3
+        assert "nothing to compare" in ran.stdout
 
 
 def test_the_command_finds_an_edited_export(

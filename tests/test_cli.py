@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mhctune.autotuner.benches import make_bench
 from mhctune.autotuner.probe import Device, cpu_name
 from mhctune.configs.errors import ConfigError
 from mhctune.db import schema
+from mhctune.db.export import export
 from mhctune.db.models import VERSION_TABLE
 from mhctune.db.tables import load_table
 
@@ -137,7 +139,9 @@ def test_bands_are_the_sweeps(swept: tuple[Path, Ran]) -> None:
     folder, sweep = swept
     ran = mhctune(folder, "bands")
     assert ran.code == 0
-    assert ran.out in sweep.out
+    bands, costs = ran.out.split("what bands cost")
+    assert bands in sweep.out
+    assert "chosen" in costs
     assert mhctune(folder, "bands", "--json").json == load_table(folder / "mhctune.db").to_dict()
 
 
@@ -194,7 +198,7 @@ def test_export_writes_files_that_look_up_the_same(measured: Path, tmp_path: Pat
     ran = mhctune(tmp_path, "export", "--db", db, "--format", "json,python", "-o", "out")
     assert ran.code == 0
     paths = [Path(line) for line in ran.out.splitlines()]
-    assert [path.suffix for path in paths] == [".json", ".py"]
+    assert [path.suffixes for path in paths] == [[".json"], [".py"], [".manifest", ".json"]]
     before = [(tmp_path / path).read_bytes() for path in paths]
     answers = [mhctune(tmp_path, "lookup", "2", "--db", each, "--json").json for each in (db, str(paths[0]))]
     assert answers[0] == answers[1]
@@ -205,10 +209,87 @@ def test_export_writes_files_that_look_up_the_same(measured: Path, tmp_path: Pat
 
 def test_export_overwrites_a_foreign_file_when_forced(measured: Path, tmp_path: Path) -> None:
     db = str(measured / "mhctune.db")
-    (name,) = mhctune(tmp_path, "export", "--db", db, "--format", "json", "--json").json
+    name, _ = mhctune(tmp_path, "export", "--db", db, "--format", "json", "--json").json
     (tmp_path / name).write_text("mine")
     assert mhctune(tmp_path, "export", "--db", db, "--format", "json", "--force").code == 0
     assert load_table(tmp_path / name).digest == load_table(db).digest
+
+
+def test_a_copy_answers_alike_and_a_table_with_another_edge_does_not(measured: Path, tmp_path: Path) -> None:
+    db = str(measured / "mhctune.db")
+    assert mhctune(tmp_path, "diff", db, db).code == 0
+    name, _ = mhctune(tmp_path, "export", "--db", db, "--format", "json", "--json").json
+    assert mhctune(tmp_path, "diff", name, db, "--json").json[0]["same"] is True
+    table = load_table(tmp_path / name)
+    longer = replace(table, bands=(replace(table.bands[-1], first=1, last=9),))
+    moved = export(longer, "json", tmp_path / "moved")
+    ran = mhctune(tmp_path, "diff", db, str(moved))
+    assert ran.code == 1
+    assert "the bands end at 9, ended at 2" in ran.out
+    assert "they answer differently" in ran.out
+
+
+def test_bands_on_other_terms_show_three_costs_and_what_is_gained(measured: Path, tmp_path: Path) -> None:
+    db = str(measured / "mhctune.db")
+    config = '{"tile_n": 24, "n_splits": 1, "block_h": 64, "block_m": 1}'
+    (tmp_path / "hand.json").write_text(f'{{"band": [{{"first": 1, "arm": "unfused", "config": {config}}}]}}')
+    (tmp_path / "traffic.csv").write_text("1,900\n2,50\n9,50\n")
+    arguments = ("--incumbent", "hand.json", "--traffic", "traffic.csv", "--max-variants", "3")
+    ran = mhctune(tmp_path, "bands", "--db", db, *arguments, "--batch-invariant")
+    assert ran.code == 0, ran.err
+    assert "chosen" in ran.out
+    assert "5.0 % of the traffic is above the bands" in ran.out
+    assert "batch-invariant: only rounded/1; " in ran.out
+    assert "gain over hand.json" in ran.out or "nothing to gain: hand.json" in ran.out
+    data = mhctune(tmp_path, "bands", "--db", db, *arguments, "--json", "--pareto").json
+    assert data["evidence"]["max_variants"] == 3
+    assert data["evidence"]["incumbent"]["name"] == "hand.json"
+    assert [point["variants"] for point in data["front"]]
+    assert [gain["num_tokens"] for gain in data["gain"]] == [1, 2]
+
+
+def test_a_table_on_terms_is_kept_and_replays_to_the_byte(measured: Path, tmp_path: Path) -> None:
+    shutil.copy(measured / "mhctune.db", tmp_path / "copy.db")
+    (tmp_path / "traffic.json").write_text('{"1": 3, "2": 1}')
+    kept = mhctune(
+        tmp_path, "bands", "--db", "copy.db", "--traffic", "traffic.json", "--batch-invariant", "--save"
+    )
+    assert kept.code == 0, kept.err
+    ran = mhctune(tmp_path, "replay", "copy.db", "--json")
+    assert ran.code == 0
+    assert [table["numerics"] for table in ran.json["tables"]] == ["rounded", "rounded/1"]
+
+
+def test_merged_databases_are_listed_and_derive_the_same_bands(measured: Path, tmp_path: Path) -> None:
+    db = str(measured / "mhctune.db")
+    ran = mhctune(tmp_path, "merge", "out.db", db)
+    assert ran.code == 0
+    assert ran.out.splitlines()[-1] == f"database: {tmp_path / 'out.db'}"
+    again = mhctune(tmp_path, "merge", "out.db", db, "--json").json
+    assert (again["changed"], again["conflicts"]) == (False, [])
+    assert mhctune(tmp_path, "bands", "--db", "out.db").out == mhctune(tmp_path, "bands", "--db", db).out
+    replayed = mhctune(tmp_path, "replay", "out.db")
+    assert replayed.code == 0
+    assert "the samples give the table to the byte" in " ".join(replayed.out.split())
+
+
+def test_a_replay_that_is_not_the_kept_table_fails(measured: Path, tmp_path: Path) -> None:
+    db = str(measured / "mhctune.db")
+    table = load_table(db)
+    other = export(replace(table, evidence={**table.evidence, "max_regret": 0.2}), "json", tmp_path)
+    ran = mhctune(tmp_path, "replay", db, "--table", str(other))
+    assert ran.code == 1
+    assert "but other evidence (max_regret)" in " ".join(ran.out.split())
+    foreign = replace(table, fingerprint=replace(table.fingerprint, gpu_name="NVIDIA B200"))
+    other = export(foreign, "json", tmp_path)
+    assert mhctune(tmp_path, "replay", db, "--table", str(other)).code == 3
+
+
+def test_a_recording_replays_without_a_database(tmp_path: Path) -> None:
+    ran = mhctune(tmp_path, "replay", "cpu_quick_hidden5120", "--json")
+    assert ran.code == 0
+    assert ran.json["tables"][0]["bands"][-1]["last"] == 64
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_db_verify_reads_everything_back(measured: Path) -> None:
@@ -380,6 +461,11 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "missing database, explain": (("explain", "--tokens", "1", "--db", "none.db"), 7, ("no database at",)),
     "missing database, verify": (("db", "verify", "--db", "none.db"), 7, ("no database at none.db",)),
     "missing database, lookup": (("lookup", "1", "--db", "none.db"), 7, ("none.db: no such file",)),
+    "missing database, merge": (("merge", "out.db", "none.db"), 7, ("no database at none.db",)),
+    "missing database, diff": (("diff", "none.db", "none.db"), 7, ("none.db: no such file",)),
+    "missing database, replay": (("replay", "none.db"), 7, ("no database at none.db",)),
+    "unknown recording": (("replay", "none.jsonl"), 2, ("cannot read none.jsonl",)),
+    "merge into a URL": (("merge", "postgresql://host/fleet", "MEASURED"), 7, ("is no file",)),
     "missing database, export": (("export", "--db", "none.db"), 7, ("none.db: no such file",)),
     "empty database, lookup": (("lookup", "1", "--db", "empty.db"), 7, ("empty.db: holds no table",
                                "run `mhctune sweep`")),
@@ -414,9 +500,10 @@ def folder(measured: Path, tmp_path: Path) -> Path:
         connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     with closing(sqlite3.connect(tmp_path / "other.db")) as connection, connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
-    (name,) = mhctune(
+    name, manifest = mhctune(
         tmp_path, "export", "--db", str(measured / "mhctune.db"), "--format", "json", "--json"
     ).json
+    (tmp_path / manifest).unlink()
     (tmp_path / "taken").mkdir()
     (tmp_path / name).unlink()
     (tmp_path / "taken" / name).write_text('{"somebody": "else"}')

@@ -13,6 +13,7 @@ import pytest
 
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.derive import derive, incumbent_for
+from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.records import (
     Cell,
     Failure,
@@ -382,9 +383,9 @@ def test_the_incumbent_stays_inside_the_bound_and_goes_outside_it(fingerprint: F
     assert str(fresh.table.lookup(4).choice) == str(F12)
     other = {count: (15.0, 10.0, 15.0, 15.0) for count in COUNTS}
     served = derive(record(fingerprint), 2, grid(other), 0.05).table
-    kept = derive(record(fingerprint), 3, grid(flat), 0.05, served)
+    kept = derive(record(fingerprint), 3, grid(flat), 0.05, Incumbent.of(served))
     assert str(kept.table.lookup(4).choice) == str(F24)
-    strict = derive(record(fingerprint), 3, grid(flat), 0.01, served)
+    strict = derive(record(fingerprint), 3, grid(flat), 0.01, Incumbent.of(served))
     assert str(strict.table.lookup(4).choice) == str(F12)
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from answers import READERS, module_of, wrong_answers
 
 from mhctune.db import export as export_module
 from mhctune.db.export import FORMATS, ExportError, export, file_stem
-from mhctune.db.tables import load_table
 from mhctune.kernels.dispatch import Band, Choice, DispatchTable, Fingerprint, TableError
 
 MakeTable = Callable[..., DispatchTable]
@@ -24,36 +23,151 @@ MakeFingerprint = Callable[..., Fingerprint]
 EVERY_FORMAT = pytest.mark.parametrize("format", sorted(FORMATS))
 
 
-def load_module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def one_band(**changes: object) -> dict[str, object]:
     choice = Choice.of("fused", {"tile_n": 24})
     return {"bands": (Band(1, 5, choice),), "default": choice, **changes}
 
 
-@pytest.mark.parametrize("changes", [{}, one_band()])
+MAX_TOKENS = 8192
+
+
+def wide(make_table: MakeTable) -> DispatchTable:
+    """Five bands to 8192 tokens, one of a single count, one variant that returns; every arm has a config."""
+    fused = [Choice.of("fused", {"tile_n": t, "n_splits": 8, "n_thr": 128, "vec": 2}) for t in (2, 6)]
+    unfused = Choice.of("unfused_mma", {"tile_n": 24, "n_splits": 16, "n_thr": 0})
+    ends = ((1, fused[0]), (15, fused[1]), (32, fused[0]), (33, unfused), (MAX_TOKENS, fused[1]))
+    bands, first = [], 1
+    for last, choice in ends:
+        bands.append(Band(first, last, choice, {"measured": [{"num_tokens": first}, {"num_tokens": last}]}))
+        first = last + 1
+    evidence = {"sweep_digest": "ab" * 32, "sweep": 3}
+    return make_table(bands=tuple(bands), default=unfused, evidence=evidence)
+
+
+@EVERY_FORMAT
 def test_every_form_answers_every_token_count_alike(
-    make_table: MakeTable, tmp_path: Path, changes: dict[str, object]
+    make_table: MakeTable, tmp_path: Path, format: str
 ) -> None:
-    table = make_table(**changes)
-    module = load_module(export(table, "python", tmp_path))
-    loaded = load_table(export(table, "json", tmp_path))
-    for num_tokens in range(2 * table.max_tokens + 6):
-        choice = table.lookup(num_tokens).choice
-        assert loaded.lookup(num_tokens) == table.lookup(num_tokens)
-        assert module.lookup(num_tokens) == (choice.arm, dict(choice.config)), num_tokens
+    table = wide(make_table)
+    assert wrong_answers(format, export(table, format, tmp_path), table) == {}
+
+
+@EVERY_FORMAT
+def test_a_table_of_one_band_answers_alike(make_table: MakeTable, tmp_path: Path, format: str) -> None:
+    choice = Choice.of("fused", {"tile_n": 24, "n_splits": 1, "n_thr": 64})
+    table = make_table(bands=(Band(1, 5, choice),), default=choice)
+    assert wrong_answers(format, export(table, format, tmp_path), table) == {}
+
+
+def test_every_format_has_a_reader() -> None:
+    assert set(READERS) == set(FORMATS)
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("edge", [1, 2, 3, 4])
+def test_an_edge_that_is_off_by_one_is_caught(
+    make_table: MakeTable, tmp_path: Path, format: str, edge: int
+) -> None:
+    table = wide(make_table)
+    bands = list(table.bands)
+    moved = bands[edge].first + (1 if bands[edge].last > bands[edge].first else -1)
+    bands[edge - 1] = replace(bands[edge - 1], last=moved - 1)
+    bands[edge] = replace(bands[edge], first=moved)
+    path = export(replace(table, bands=tuple(bands)), format, tmp_path)
+    assert list(wrong_answers(format, path, table)) == [min(moved, table.bands[edge].first)]
+
+
+@pytest.mark.parametrize(
+    ("format", "right", "wrong"),
+    [
+        ("python", "bisect_left(", "bisect_right("),
+        ("vllm", "bisect_left(", "bisect_right("),
+        ("cpp", ".last < num_tokens", ".last <= num_tokens"),
+        ("cpp", "low < count ?", "low + 1 < count ?"),
+        ("python", "index < len(BANDS)", "index + 1 < len(BANDS)"),
+    ],
+)
+def test_a_lookup_that_is_off_by_one_is_caught(
+    make_table: MakeTable, tmp_path: Path, format: str, right: str, wrong: str
+) -> None:
+    table = wide(make_table)
+    path = export(table, format, tmp_path)
+    text = path.read_text()
+    assert right in text
+    both = text.replace("import bisect_left", "import bisect_left, bisect_right")
+    path.write_text(both.replace(right, wrong))
+    assert wrong_answers(format, path, table)
+
+
+def test_a_row_that_leaves_a_gap_is_caught(make_table: MakeTable, tmp_path: Path) -> None:
+    table = wide(make_table)
+    path = export(table, "csv", tmp_path)
+    path.write_text(path.read_text().replace("\n34,8192,", "\n35,8192,"))
+    with pytest.raises(AssertionError):
+        wrong_answers("csv", path, table)
+
+
+@pytest.mark.parametrize("format", ["cpp", "csv", "vllm"])
+def test_the_text_forms_say_whose_they_are_and_what_speaks_for_each_band(
+    make_table: MakeTable, tmp_path: Path, format: str
+) -> None:
+    table = wide(make_table)
+    text = export(table, format, tmp_path).read_text()
+    assert table.digest in text
+    assert "Schema version: 1" in text
+    assert 'Fingerprint, driver: "570.86"' in text
+    assert sum("abababababab@2 abababababab@15" in line for line in text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("format", ["cpp", "csv", "vllm", "python"])
+def test_a_moved_edge_changes_the_lines_of_two_bands_and_no_other(
+    make_table: MakeTable, tmp_path: Path, format: str
+) -> None:
+    table = replace(wide(make_table), evidence={})
+    bands = [replace(band, evidence={}) for band in table.bands]
+    before = export(replace(table, bands=tuple(bands)), format, tmp_path).read_text().splitlines()
+    bands[1], bands[2] = replace(bands[1], last=16), replace(bands[2], first=17)
+    after = export(replace(table, bands=tuple(bands)), format, tmp_path).read_text().splitlines()
+    assert len(before) == len(after)
+    changed = [old for old, new in zip(before, after, strict=True) if old != new]
+    digests = [line for line in changed if "digest" in line.lower()]
+    assert len(changed) - len(digests) == 2
+
+
+def test_the_vllm_shape_names_what_it_leaves_out(make_table: MakeTable, tmp_path: Path) -> None:
+    path = export(wide(make_table), "vllm", tmp_path)
+    module, text = module_of(path), path.read_text()
+    assert module.split_config(1, 5120, 4) == (2, 8, 128)
+    assert module.split_config(1, 7168, 4) is None
+    assert module.split_config(1, 5120, 2) is None
+    assert (module.covers(5120, 4), module.covers(7168, 4)) == (True, False)
+    assert module.n_splits_to_warm() == (8,)
+    assert "(1, (2, 8, 128)),  # 1-1: fused vec=2; evidence" in text
+    assert "(33, None),  # 33-33: unfused_mma n_splits=16 n_thr=0 tile_n=24; evidence" in text
+
+
+def test_a_fused_choice_that_the_vllm_shape_cannot_hold_is_refused(
+    make_table: MakeTable, tmp_path: Path
+) -> None:
+    table = make_table(**one_band())
+    with pytest.raises(TableError, match=r"fused at 1 tokens has no n_splits, .*export another format"):
+        export(table, "vllm", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["int", "a b", "a__b", "n-thr"])
+def test_a_tunable_that_is_no_name_in_cpp_is_refused(
+    make_table: MakeTable, tmp_path: Path, name: str
+) -> None:
+    choice = Choice.of("fused", {name: 1})
+    with pytest.raises(TableError, match="is no name in C"):
+        export(make_table(bands=(Band(1, 5, choice),), default=choice), "cpp", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_module_carries_what_the_table_says(make_table: MakeTable, tmp_path: Path) -> None:
     table = make_table()
-    module, data = load_module(export(table, "python", tmp_path)), table.to_dict()
+    module, data = module_of(export(table, "python", tmp_path)), table.to_dict()
     assert module.SCHEMA_VERSION == data["mhctune_table"]
     assert module.DIGEST == data["digest"]
     for name in ("seam", "problem", "target", "numerics", "fingerprint", "evidence"):
@@ -88,7 +202,7 @@ def test_any_name_makes_a_module_that_compiles(
     make_table: MakeTable, make_fingerprint: MakeFingerprint, tmp_path: Path, name: str
 ) -> None:
     table = make_table(fingerprint=make_fingerprint(pass_config=name, compiler=name), evidence={name: [name]})
-    module = load_module(export(table, "python", tmp_path))
+    module = module_of(export(table, "python", tmp_path))
     assert module.FINGERPRINT["compiler"] == name
     assert module.EVIDENCE == {name: [name]}
 

@@ -12,6 +12,7 @@ import pytest
 
 from mhctune.autotuner import report
 from mhctune.autotuner.derive import Derived, derive
+from mhctune.autotuner.explanation import explain
 from mhctune.autotuner.planner import forecast, plan_sweep
 from mhctune.autotuner.records import (
     Cell,
@@ -118,7 +119,7 @@ def test_bands_and_explanations_say_the_noise_floor_and_a_smaller_difference_is_
     derived = derive(record, 7, measured, 0.05)
     floor = "noise floor: 0.78%; the best against their twins +0.78% to +0.78%, from 27 rounds"
     assert report.bands_sheet(derived.table).notes[3] == floor
-    why = report.explain(derived, measured, 4)  # 20.0 us and 20.1 us
+    why = explain(derived, measured, 4)  # 20.0 us and 20.1 us
     notes = why.sheet(limit=2).notes
     assert notes[1].endswith(
         "2 tied with the best: their lower 95 % limit is not above 0, or their regret not above the noise "
@@ -172,7 +173,7 @@ def test_an_arm_that_was_not_measured_somewhere_is_a_dash(record: SweepRecord) -
 
 
 def test_an_explanation_shows_candidates_bytes_and_failures(derived: Derived) -> None:
-    sheet = report.explain(derived, trials(), 4).sheet(limit=1)
+    sheet = explain(derived, trials(), 4).sheet(limit=1)
     assert sheet.title == f"4 tokens: {FUSED}, for 1-4"
     assert sheet.rows == (
         ("fused", "block_h=256 block_m=8 n_splits=5 tile_n=24", 20.0, "0.0 %", "0.0 %", "0.0 %", "served"),
@@ -183,7 +184,8 @@ def test_an_explanation_shows_candidates_bytes_and_failures(derived: Derived) ->
         "noise floor: unknown, no candidate was timed against itself in enough rounds",
         f"winner of this token count by itself, by the rule for ties: {FUSED}",
         "bytes there: inputs 1,000, outputs 200, scratch 30, graph 0",
-        f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}",
+        f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}; evidence dddddddddddd@4",
+        "would change it: a bound of 25.0 %: 3 kernels would do",
         f"failed: {FAILED}: mismatch: layer_input: 3 elements not written",
     )
 
@@ -195,21 +197,21 @@ def test_an_explanation_shows_candidates_bytes_and_failures(derived: Derived) ->
 def test_the_next_measured_count_speaks_for_one_between_and_the_last_for_all_above(
     derived: Derived, tokens: int, measured_at: int, arm: str
 ) -> None:
-    why = report.explain(derived, trials(), tokens)
+    why = explain(derived, trials(), tokens)
     assert (why.measured_at, why.answer.choice.arm) == (measured_at, arm)
     assert why.footprint == Footprint(1000, 200, 30)
 
 
 def test_an_explanation_marks_what_is_served_though_others_are_faster(record: SweepRecord) -> None:
     derived = derive(record, 7, trials(), 0.25)
-    sheet = report.explain(derived, trials(), 2).sheet(limit=1)
+    sheet = explain(derived, trials(), 2).sheet(limit=1)
     assert sheet.title.endswith("for 1-16; measured at 4")
     assert [row[-1] for row in sheet.rows] == ["tied", "served"]
     assert sheet.notes[0].startswith("served: 2 of 2 here, chosen so that all bands together need the fewest")
 
 
 def test_an_explanation_is_json_with_regrets_and_failures(derived: Derived) -> None:
-    data = json.loads(json.dumps(report.explain(derived, trials(), 1).to_dict(limit=5)))
+    data = json.loads(json.dumps(explain(derived, trials(), 1).to_dict(limit=5)))
     assert data["choice"] == str(FUSED)
     assert data["bytes"]["output_bytes"] == 200
     assert [(c["candidate"], c["tied"]) for c in data["candidates"]] == [

@@ -322,7 +322,7 @@ def test_bands_can_be_asked_for_in_sql(
     with closing(sqlite3.connect(database)) as connection:
         query = "SELECT first, last, arm, config FROM bands WHERE table_id = ? ORDER BY first"
         found = connection.execute(query, (table_id,)).fetchall()
-    fused, unfused = '{"n_splits":4,"tile_n":24}', '{"n_splits":1,"tile_n":32}'
+    fused, unfused = '{"n_splits":4,"n_thr":128,"tile_n":24}', '{"n_splits":1,"tile_n":32}'
     assert found == [(1, 1, "fused", fused), (2, 17, "unfused", unfused), (18, 64, "fused", fused)]
 
 

@@ -1,0 +1,173 @@
+"""An explanation: why a choice is served at a token count, and what would change that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.front import Point
+from mhctune.autotuner.records import Failure, Footprint, Trial
+from mhctune.autotuner.report import Sheet, config_text, floor_note
+from mhctune.autotuner.standings import Standing
+from mhctune.autotuner.stats import NoiseFloor
+from mhctune.autotuner.words import counted, percent, token_range
+from mhctune.kernels.dispatch import Answer, DispatchTable
+from mhctune.kernels.space import Candidate
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a choice is served at a token count.
+
+    `measured_at` is the measured token count that speaks for it: the next one, or the last of all.
+    """
+
+    num_tokens: int
+    answer: Answer
+    measured_at: int
+    standings: Sequence[Standing]
+    footprint: Footprint
+    failures: Mapping[Candidate, Failure]
+    table: DispatchTable
+    winner: Candidate
+    floor: NoiseFloor | None
+    front: Sequence[Point]
+
+    @property
+    def _place(self) -> int:
+        """Where the choice stands among the measured candidates, from 0."""
+        return next(i for i, s in enumerate(self.standings) if str(s.candidate) == str(self.answer.choice))
+
+    def _shown(self, limit: int) -> list[Standing]:
+        """Return the first `limit` candidates, and the served one if it is not among them."""
+        shown = list(self.standings[:limit])
+        return shown if self._place < limit else [*shown, self.standings[self._place]]
+
+    def to_dict(self, limit: int) -> dict[str, Any]:
+        """Return it as JSON-able data, with the first `limit` candidates."""
+        return {
+            "choice": str(self.answer.choice),
+            "place": self._place + 1,
+            "table": self.table.digest,
+            "gpu": self.table.fingerprint.gpu_name,
+            "sweep": self.table.evidence["sweep"],
+            "max_regret": self.table.evidence["max_regret"],
+            "measured_at": self.measured_at,
+            "winner": str(self.winner),
+            "evidence": self.evidence_id,
+            "would_change": self.would_change(),
+            "noise_floor": asdict(self.floor) if self.floor else None,
+            "bytes": asdict(self.footprint),
+            "candidates": [
+                {
+                    "candidate": str(s.candidate),
+                    "latency_us": s.latency_us,
+                    **asdict(s.regret),
+                    "tied": s.tied,
+                }
+                for s in self._shown(limit)
+            ],
+            "failures": [{"candidate": str(c), **asdict(failure)} for c, failure in self.failures.items()],
+        }
+
+    def sheet(self, limit: int) -> Sheet:
+        """Show the first `limit` candidates with their regret and its limits, the bytes and the failures."""
+        served = self.standings[self._place]
+        rows = tuple(
+            (
+                s.candidate.arm,
+                config_text(s.candidate.items),
+                round(s.latency_us, 1),
+                percent(s.regret.point),
+                percent(s.regret.lower),
+                percent(s.regret.upper),
+                "served" if s is served else "tied" if s.tied else "",
+            )
+            for s in self._shown(limit)
+        )
+        columns = ("arm", "config", "us", "regret", "lower", "upper", "")
+        return Sheet(self._title(), columns, rows, tuple(self._notes()))
+
+    def _title(self) -> str:
+        title = f"{counted(self.num_tokens, 'token')}: {self.answer.choice}"
+        title += f", for {token_range(self.answer.first, self.answer.last)}"
+        if self.measured_at != self.num_tokens:
+            title += f"; measured at {self.measured_at}"
+        return title
+
+    def _notes(self) -> Iterator[str]:
+        tied, footprint = sum(s.tied for s in self.standings), self.footprint
+        evidence = self.table.evidence
+        if self._place == 0:
+            yield "served: the best here"
+        else:
+            yield (
+                f"served: {self._place + 1} of {len(self.standings)} here, chosen so that all bands together "
+                f"need the fewest kernels under the bound of {percent(evidence['max_regret'])}"
+            )
+        yield (
+            f"{counted(len(self.standings), 'candidate')} measured at {counted(self.measured_at, 'token')}, "
+            f"{tied} tied with the best: their lower 95 % limit is not above 0{self._or_floor}"
+        )
+        yield floor_note(evidence.get("noise_floor"))
+        yield f"winner of this token count by itself, by the rule for ties: {self.winner}"
+        yield (
+            f"bytes there: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, "
+            f"scratch {footprint.scratch_bytes:,}, graph {footprint.graph_bytes:,}"
+        )
+        gpu, digest = self.table.fingerprint.gpu_name, self.table.digest[:12]
+        yield f"{gpu}, sweep {evidence['sweep']}, table {digest}; evidence {self.evidence_id}"
+        yield from (f"would change it: {line}" for line in self.would_change())
+        for candidate, failure in self.failures.items():
+            yield f"failed: {candidate}: {failure.kind}: {failure.detail}"
+
+    @property
+    def evidence_id(self) -> str:
+        """The id of the cell that speaks for the choice, as exports name it."""
+        return f"{self.table.evidence['sweep_digest'][:12]}@{self.measured_at}"
+
+    def would_change(self) -> list[str]:
+        """Return what would change the decision: a bound, the number of kernels, more rounds."""
+        served, lines = self.standings[self._place], []
+        upper, bound = served.regret.upper, self.table.evidence["max_regret"]
+        if self._place:
+            lines.append(
+                f"a bound below {percent(upper)}, this choice's upper limit here (now {percent(bound)})"
+            )
+        fewer = [p for p in self.front if p.variants < len(self.table.evidence["variants"])]
+        if fewer:
+            lines.append(
+                f"a bound of {percent(fewer[-1].bound)}: {counted(fewer[-1].variants, 'kernel')} would do"
+            )
+        tied = [s for s in self.standings if s.tied and s is not served]
+        if tied:
+            lines.append(
+                f"more rounds, if they tell {counted(len(tied), 'other candidate')} from the best: now tied, "
+                f"first {tied[0].candidate}"
+            )
+        return lines or ["nothing near: no other candidate is tied, and no bound gives fewer kernels"]
+
+    @property
+    def _or_floor(self) -> str:
+        return f", or their regret not above the noise floor, {self.floor.width:.2%}" if self.floor else ""
+
+
+def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Explanation:
+    """Explain what derived bands serve at a token count, from the trials that they were derived from."""
+    answer = derived.table.lookup(num_tokens)
+    count = next((n for n in derived.cells if n >= num_tokens), max(derived.cells))
+    here = [trial for trial in trials if trial.cell.num_tokens == count]
+    return Explanation(
+        num_tokens,
+        answer,
+        count,
+        derived.cells[count],
+        next(trial.footprint for trial in here if str(trial.candidate) == str(answer.choice)),
+        {t.candidate: t.outcome for t in here if isinstance(t.outcome, Failure)},
+        derived.table,
+        derived.wins[count],
+        derived.floor,
+        derived.chosen.front(),
+    )
