@@ -229,8 +229,18 @@ def test_a_copy_answers_alike_and_a_table_with_another_edge_does_not(measured: P
     assert "they answer differently" in ran.out
 
 
+def steady_copy(measured: Path, folder: Path) -> str:
+    """Copy a real sweep with times that a busy machine cannot spread: what is within a bound stays so."""
+    copy = folder / "copy.db"
+    shutil.copy(measured / "mhctune.db", copy)
+    with sqlite3.connect(copy) as connection:
+        connection.execute("update samples set latency_us = 100 + trial_id + 0.1 * (round % 3)")
+    connection.close()
+    return str(copy)
+
+
 def test_bands_on_other_terms_show_three_costs_and_what_is_gained(measured: Path, tmp_path: Path) -> None:
-    db = str(measured / "mhctune.db")
+    db = steady_copy(measured, tmp_path)
     config = '{"tile_n": 24, "n_splits": 1, "block_h": 64, "block_m": 1}'
     (tmp_path / "hand.json").write_text(f'{{"band": [{{"first": 1, "arm": "unfused", "config": {config}}}]}}')
     (tmp_path / "traffic.csv").write_text("1,900\n2,50\n9,50\n")
@@ -249,7 +259,7 @@ def test_bands_on_other_terms_show_three_costs_and_what_is_gained(measured: Path
 
 
 def test_a_table_on_terms_is_kept_and_replays_to_the_byte(measured: Path, tmp_path: Path) -> None:
-    shutil.copy(measured / "mhctune.db", tmp_path / "copy.db")
+    steady_copy(measured, tmp_path)
     (tmp_path / "traffic.json").write_text('{"1": 3, "2": 1}')
     kept = mhctune(
         tmp_path, "bands", "--db", "copy.db", "--traffic", "traffic.json", "--batch-invariant", "--save"
