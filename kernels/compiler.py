@@ -130,7 +130,8 @@ class Compiler:
         compile_one: Callable[[Variant], Compiled] = compile_variant,
     ) -> None:
         """Use `workers` threads (default: one a core); gcc runs outside the interpreter's lock."""
-        self._pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="compile")
+        self.workers = workers or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="compile")
         self._compile = compile_one
         self._futures: dict[Variant, Future[Compiled]] = {}
 
