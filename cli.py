@@ -29,13 +29,15 @@ from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, elsewhere, l2_of, remeasure
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.nvidia import conditions_reader
+from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.planner import ColdHost, NoArm, OtherDevice, forecast, plan_sweep, target_of
 from mhctune.autotuner.probe import detect
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.stats import TooFewSamples
-from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room
+from mhctune.autotuner.sweep import Sweep, SweepResult, Watcher, require_room
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.db import schema
@@ -157,6 +159,11 @@ class Bar(Watcher):
         """Show what was done before."""
         note = f"sweep {sweep_id}" + (f", resumed at {finished} of {grid} trials" if finished else "")
         self._progress.update(self._race, total=grid, completed=finished, note=note)
+
+    def proposed(self, search: Exploration, grid: int) -> None:
+        """Show how far a search has come; its end says how many trials there are."""
+        note = f"search: generation {search.begun} of {search.generations}"
+        self._progress.update(self._race, total=grid, note="shortlist" if search.finished else note)
 
     def compiled(self, done: int, total: int) -> None:
         """Show how many kernels are compiled."""

@@ -46,7 +46,7 @@ def derive(
         NoBands: the smallest token count was not measured, or no candidate is within the bound somewhere.
         TooFewSamples: see `standings`.
     """
-    missing = unmeasured(sweep.token_counts, sweep.candidates, trials)
+    missing = unmeasured(sweep, trials)
     counts = [n for n in sweep.token_counts if not missing or n < min(missing)]
     if not counts:
         raise NoBands(
@@ -87,6 +87,7 @@ def derive(
             "protocol": dict(sweep.protocol),
             "sources": dict(sweep.sources),
             "failures": _failures(trials),
+            **({"search": sweep.search.summary()} if sweep.search else {}),
         },
     )
     return Derived(table, derivation, cells, missing, floor, wins)

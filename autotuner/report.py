@@ -64,8 +64,10 @@ class SweepLine:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-able data, without the long list of candidates: the space says them shorter."""
-        data = asdict(replace(self, record=replace(self.record, variants={})))
+        data = asdict(replace(self, record=replace(self.record, variants={}, search=None)))
         del data["record"]["variants"]
+        search = self.record.search
+        data["record"]["search"] = search.summary() if search else None
         return data
 
 
@@ -86,6 +88,8 @@ def sweeps_sheet(lines: Sequence[SweepLine], place: str) -> Sheet:
         )
         came = outcomes(line.measured, line.failures)
         notes.append(f"sweep {line.sweep}: {record.fingerprint.gpu_name}; {came}")
+        if record.search is not None:
+            notes += [f"sweep {line.sweep}: {each}" for each in search_notes(record.search.summary())]
         if line.conditions:
             notes.append(f"sweep {line.sweep}: {line.conditions}")
     columns = ("sweep", "state", "seam", "hidden", "trials", "started (UTC)")
@@ -168,8 +172,24 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
                 f"raced under a bound of {percent(evidence['raced_under'])}: who was slower by more left "
                 "early, so that fewer rounds speak for it; sweep with --max-regret to race by this bound"
             )
+    if "search" in evidence:
+        notes += search_notes(evidence["search"])
     source = f"sweep {evidence.get('sweep', '?')}, table {table.digest[:12]}"
     return (*notes, f"{table.fingerprint.gpu_name}, {source}")
+
+
+def search_notes(search: Mapping[str, Any]) -> list[str]:
+    """Say, for each searched arm, how much of it was raced (see `Exploration.summary`)."""
+    anchors = _listed(search["anchors"])
+    return [
+        f"{arm} was searched, not enumerated: {found['explored']} of {found['legal']:,} legal points raced "
+        f"at {anchors} tokens, {found['listed']} of those at every token count"
+        for arm, found in search["arms"].items()
+    ]
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _floor_note(floor: Sequence[float] | None) -> str:
@@ -339,15 +359,24 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
 
 def forecast_sheet(forecast: Forecast, cores: int) -> Sheet:
     """Show what a plan will cost."""
-    rows = tuple((arm.arm, arm.points, arm.candidates, arm.variants) for arm in forecast.arms)
+    rows = tuple((arm.arm, arm.points, arm.candidates, arm.raced, arm.variants) for arm in forecast.arms)
+    searched = [arm.arm for arm in forecast.arms if arm.raced < arm.candidates]
     notes = (
+        *(
+            [
+                f"searched at {_listed(forecast.anchors)} tokens: {', '.join(searched)}; every other arm is "
+                "enumerated. Kernels, trials and seconds are the most that a search may cost"
+            ]
+            if searched
+            else []
+        ),
         f"{forecast.variants} kernels to compile (shared ones once), {forecast.trials} trials",
         f"memory at the largest token count: inputs {size(forecast.input_bytes)}, one buffer set up to "
         f"{size(forecast.set_bytes)}, all candidates at once {size(forecast.resident_bytes)}",
         f"about {forecast.compile_s:.0f} s to start and compile with {counted(cores, 'core')}, "
         f"{forecast.race_s:.0f} s to check and race",
     )
-    return Sheet("plan", ("arm", "points", "legal candidates", "kernels"), rows, notes)
+    return Sheet("plan", ("arm", "points", "legal candidates", "raced", "kernels"), rows, notes)
 
 
 def doctor_sheet(device: Device) -> Sheet:

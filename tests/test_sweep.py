@@ -12,6 +12,7 @@ import pytest
 
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.budget import BudgetError, VramBudget
+from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import (
     Cell,
@@ -22,7 +23,7 @@ from mhctune.autotuner.records import (
     SweepState,
     Trial,
 )
-from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room, unmeasured
+from mhctune.autotuner.sweep import Sweep, SweepResult, Watcher, require_room, unmeasured
 from mhctune.db.engine import DatabaseError
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import Fingerprint
@@ -376,7 +377,7 @@ def test_what_was_not_measured_is_counted_by_token_count(plan: SweepPlan) -> Non
     a, b, c, d = plan.candidates
 
     def missing(*trials: Trial) -> Sequence[str]:
-        return list(unmeasured((1,), plan.candidates, trials).values())
+        return list(unmeasured(replace(plan, token_counts=(1,)).record(), trials).values())
 
     assert missing(*(trial(1, x, measured) for x in (a, b, c)), trial(1, d, wrong)) == []
     assert missing(*(trial(1, x, measured) for x in (a, b, c)), trial(1, d, no_memory)) == [
@@ -386,7 +387,7 @@ def test_what_was_not_measured_is_counted_by_token_count(plan: SweepPlan) -> Non
         "1 token: 1 of 4 candidates measured, 0 found no memory, 3 not run"
     ]
     assert missing() == ["1 token: 0 of 4 candidates measured, 0 found no memory, 4 not run"]
-    assert set(unmeasured((1, 4), plan.candidates, [])) == {1, 4}
+    assert set(unmeasured(plan.record(), [])) == {1, 4}
 
 
 def test_a_database_that_cannot_be_written_stops_the_sweep_before_anything_is_compiled(
