@@ -23,6 +23,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from mhctune.autotuner import report
+from mhctune.autotuner.ahead import AheadBench
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
@@ -239,7 +240,9 @@ def sweep(
         with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
             with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
                 bar, stop = Bar(progress), lambda: bool(came())
-                result = Sweep(plan, store, bench, budget, bench.compile_all, stop, bar, read).run(new=new)
+                ahead = AheadBench(bench, bench, plan.variants_of)
+                racing = bench if plan.target == "c" else ahead
+                result = Sweep(plan, store, racing, budget, racing.compile_all, stop, bar, read).run(new=new)
             finish(store, plan, result, came(), as_json, bench.seconds)
 
 

@@ -32,12 +32,17 @@ class Sheet:
     notes: tuple[str, ...] = ()
 
 
-_PHASES = {"start": "start", "compile_all": "compile", "prepare": "check and capture", "sample": "time"}
+_PHASES = {
+    "start": ("start",),
+    "compile": ("compile_all", "request", "wait"),
+    "check and capture": ("prepare",),
+    "time": ("sample",),
+}
 
 
 def phases(seconds: Mapping[str, float]) -> str:
     """Return the wall seconds that a sweep waited for its worker, by phase."""
-    named = {label: seconds.get(call, 0.0) for call, label in _PHASES.items()}
+    named = {label: sum(seconds.get(call, 0.0) for call in calls) for label, calls in _PHASES.items()}
     named["the rest"] = sum(seconds.values()) - sum(named.values())
     return "worker seconds: " + ", ".join(f"{label} {taken:.1f}" for label, taken in named.items())
 

@@ -70,7 +70,9 @@ class Sweep:
         watcher: Watcher | None = None,
         read: Reader = not_applicable,
     ) -> None:
-        """Prepare; `compile_all` returns once every variant is compiled or has failed, and tells of each.
+        """Prepare; `compile_all` gets the variants in the order in which they are needed, and tells of each.
+
+        It returns once every one is compiled or has failed, unless the bench waits for them by itself.
 
         `read` tells the conditions of the device, which are kept with every round.
         """
@@ -120,17 +122,18 @@ class Sweep:
         """Compile and race what is not measured yet; `again` also what found no memory before."""
         plan, known = self._plan, self._store.trials(sweep_id)
         done = {(t.cell.num_tokens, t.candidate) for t in known if (t.settled if again else t.outcome)}
-        pending = {n: {c for c in record.expected(n) if (n, c) not in done} for n in token_counts}
-        wanted = [c for c in record.candidates if any(c in candidates for candidates in pending.values())]
+        # The order is that of all, so that who resumes races in it, too.
+        orders = {
+            n: [c for c in plan.shuffled(record.expected(n)) if (n, c) not in done] for n in token_counts
+        }
+        wanted = dict.fromkeys(c for order in orders.values() for c in order)
         self._compile_all(
             tuple(dict.fromkeys(v for c in wanted for v in plan.variants_of(c))), self._compiled
         )
-        for index, count in enumerate(token_counts):
+        for index, (count, order) in enumerate(orders.items()):
             cell = Cell(plan.seam.name, plan.problem, count)
             self._watcher.entered(cell, index, len(token_counts))
             found = [t for t in known if t.cell.num_tokens == count]
-            # The order is that of all, so that who resumes races in it, too.
-            order = [c for c in plan.shuffled(record.expected(count)) if c in pending[count]]
             self._race(sweep_id, cell).run(order, found)
 
     def _compiled(self, done: int, total: int) -> None:
