@@ -129,3 +129,27 @@ class Exploration:
             ),
             None if listed is None else tuple(candidates[at] for at in listed),
         )
+
+
+def search_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Say, for each searched arm, how much of it was raced (see `Exploration.summary`)."""
+    anchors = _listed(summary["anchors"])
+    return [
+        f"{arm} was searched, not enumerated: {found['explored']} of {found['legal']:,} legal points raced "
+        f"at {anchors} tokens, {found['listed']} of those at every token count"
+        for arm, found in summary["arms"].items()
+    ]
+
+
+def forecast_notes(anchors: Sequence[int], arms: Sequence[str]) -> list[str]:
+    """Say which arms a sweep will search, and what a forecast of that means; nothing without any."""
+    if not arms:
+        return []
+    return [
+        f"searched at {_listed(anchors)} tokens: {', '.join(arms)}; every other arm is enumerated",
+        "the trials are the most that a search may take, the kernels those of as many points drawn at random",
+    ]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

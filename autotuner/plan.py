@@ -64,13 +64,8 @@ class SweepPlan:
             c for arm in self.searched for c in rng.sample(self.legal[arm], min(number, len(self.legal[arm])))
         )
 
-    @property
-    def race_order(self) -> tuple[Candidate, ...]:
-        """The candidates as they are raced, shuffled by the seed: who is alike is not timed side by side."""
-        return self.shuffled(self.candidates)
-
     def shuffled(self, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-        """Return candidates in the order of their race."""
+        """Return candidates as they are raced: by the seed, so that who is alike is not timed in a row."""
         order = list(candidates)
         random.Random(self.protocol.seed).shuffle(order)
         return tuple(order)

@@ -10,6 +10,7 @@ from typing import Any
 from mhctune.autotuner.budget import size
 from mhctune.autotuner.check import Check
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.exploration import forecast_notes, search_notes
 from mhctune.autotuner.planner import Forecast
 from mhctune.autotuner.probe import Device, doctor_rows
 from mhctune.autotuner.records import Failure, FailureKind, Footprint, SweepState, Trial
@@ -183,20 +184,6 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
     return (*notes, f"{table.fingerprint.gpu_name}, {source}")
 
 
-def search_notes(search: Mapping[str, Any]) -> list[str]:
-    """Say, for each searched arm, how much of it was raced (see `Exploration.summary`)."""
-    anchors = _listed(search["anchors"])
-    return [
-        f"{arm} was searched, not enumerated: {found['explored']} of {found['legal']:,} legal points raced "
-        f"at {anchors} tokens, {found['listed']} of those at every token count"
-        for arm, found in search["arms"].items()
-    ]
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
 def _floor_note(floor: Sequence[float] | None) -> str:
     """Say what candidates differ by from themselves, given limits and pairs."""
     if floor is None:
@@ -365,16 +352,8 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
 def forecast_sheet(forecast: Forecast, cores: int) -> Sheet:
     """Show what a plan will cost."""
     rows = tuple((arm.arm, arm.points, arm.candidates, arm.raced, arm.variants) for arm in forecast.arms)
-    searched = [arm.arm for arm in forecast.arms if arm.raced < arm.candidates]
     notes = (
-        *(
-            [
-                f"searched at {_listed(forecast.anchors)} tokens: {', '.join(searched)}; every other arm is "
-                "enumerated. Kernels, trials and seconds are the most that a search may cost"
-            ]
-            if searched
-            else []
-        ),
+        *forecast_notes(forecast.anchors, [a.arm for a in forecast.arms if a.raced < a.candidates]),
         f"{forecast.variants} kernels to compile (shared ones once), {forecast.trials} trials",
         f"memory at the largest token count: inputs {size(forecast.input_bytes)}, one buffer set up to "
         f"{size(forecast.set_bytes)}, all candidates at once {size(forecast.resident_bytes)}",

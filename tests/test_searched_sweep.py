@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,12 +18,13 @@ from mhctune.autotuner.planner import forecast, plan_sweep
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.recording import recording, replay
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Measurement, SweepState
-from mhctune.autotuner.report import bands_sheet, forecast_sheet
+from mhctune.autotuner.report import bands_sheet, forecast_sheet, sweeps_sheet
 from mhctune.autotuner.sweep import Sweep, SweepResult, Watcher, unmeasured
 from mhctune.configs.loader import load_gpu
 from mhctune.configs.recorded import load_recorded
 from mhctune.db.derivation import derive_stored
 from mhctune.db.repository import Repository
+from mhctune.db.status import sweep_lines
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.post_pre_delayed import PostPreDelayed
 from mhctune.kernels.seam import Problem, Variant
@@ -183,6 +185,18 @@ def test_the_bands_say_what_was_searched(plan: SweepPlan, repository: Repository
     ) in bands_sheet(table).notes
 
 
+def test_the_status_says_what_was_searched(plan: SweepPlan, repository: Repository) -> None:
+    result = run(plan, repository, Model())
+    (line,) = sweep_lines(repository)
+    explored = search_of(repository, result).explored("fused")
+    said = (
+        f"sweep 1: fused was searched, not enumerated: {explored} of 168 legal points raced at 1, 16 tokens"
+    )
+    assert any(note.startswith(said) for note in sweeps_sheet([line], "here").notes)
+    data = json.loads(json.dumps(line.to_dict(), default=str))
+    assert data["record"]["search"]["arms"] == {"fused": {"legal": 168, "explored": explored, "listed": 3}}
+
+
 # Identity and resuming.
 
 
@@ -284,7 +298,7 @@ def test_a_recording_of_a_searched_sweep_comes_back_whole(
 # The plan.
 
 
-def test_the_full_sweep_is_usable_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_full_sweep_is_usable_on_a_gpu() -> None:
     """24,768 legal points of `fused` alone at hidden 5120, 15 token counts: most of them are never raced."""
     plan = plan_sweep(load_gpu("h200"), "full", here=False)
     assert plan.searched == ("fused", "fused_mma", "unfused")

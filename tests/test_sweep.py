@@ -450,10 +450,21 @@ def test_a_bench_that_is_lost_for_good_leaves_an_incomplete_sweep_that_says_so(
 
 
 def test_the_race_runs_in_an_order_of_the_seed_and_ties_in_the_plans(plan: SweepPlan) -> None:
-    orders = {
-        replace(plan, protocol=replace(plan.protocol, seed=seed)).race_order: seed for seed in range(20)
-    }
+    def order(seed: int) -> tuple[Candidate, ...]:
+        return replace(plan, protocol=replace(plan.protocol, seed=seed)).shuffled(plan.candidates)
+
+    orders = {order(seed) for seed in range(20)}
     assert len(orders) > 5
     assert all(sorted(order) == sorted(plan.candidates) for order in orders)
-    assert plan.race_order == plan.race_order
+    assert order(3) == order(3)
     assert tuple(plan.record().variants) == plan.candidates
+
+
+def test_the_cells_are_raced_in_that_order_and_kernels_compiled_as_the_first_one_needs_them(
+    plan: SweepPlan, repository: Repository
+) -> None:
+    bench, compiling = FakeBench(), Compiling()
+    run(plan, repository, bench, compiling=compiling)
+    order = plan.shuffled(plan.candidates)
+    assert bench.prepared[: len(order)] == [(1, candidate) for candidate in order]
+    assert compiling.asked == [tuple(dict.fromkeys(v for c in order for v in plan.variants_of(c)))]
