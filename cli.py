@@ -23,6 +23,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from mhctune.autotuner import check_files, report
+from mhctune.autotuner.ahead import AheadBench
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
@@ -31,8 +32,10 @@ from mhctune.autotuner.check import Check, Finding
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.difference import sentences
 from mhctune.autotuner.explanation import explain as why_served
+from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.gain import gains
 from mhctune.autotuner.nvidia import conditions_reader
+from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.planner import (
     ColdHost,
     NoArm,
@@ -47,7 +50,7 @@ from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.speed import Then, elsewhere, l2_of, remeasure
 from mhctune.autotuner.stats import TooFewSamples
-from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room
+from mhctune.autotuner.sweep import Sweep, SweepResult, Watcher, require_room
 from mhctune.autotuner.terms import Terms
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
@@ -199,6 +202,11 @@ class Bar(Watcher):
         note = f"sweep {sweep_id}" + (f", resumed at {finished} of {grid} trials" if finished else "")
         self._progress.update(self._race, total=grid, completed=finished, note=note)
 
+    def proposed(self, search: Exploration, grid: int) -> None:
+        """Show how far a search has come; its end says how many trials there are."""
+        note = f"search: generation {search.begun} of {search.generations}"
+        self._progress.update(self._race, total=grid, note="shortlist" if search.finished else note)
+
     def compiled(self, done: int, total: int) -> None:
         """Show how many kernels are compiled."""
         self._progress.update(self._compile, total=total, completed=done, note="kernels")
@@ -273,7 +281,9 @@ def sweep(
         with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
             with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
                 bar, stop = Bar(progress), lambda: bool(came())
-                result = Sweep(plan, store, bench, budget, bench.compile_all, stop, bar, read).run(new=new)
+                ahead = AheadBench(bench, bench, plan.variants_of)
+                racing = bench if plan.target == "c" else ahead
+                result = Sweep(plan, store, racing, budget, racing.compile_all, stop, bar, read).run(new=new)
             finish(store, plan, result, came(), as_json, bench.seconds)
 
 

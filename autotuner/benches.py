@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 def make_bench(seam_name: str, target: str, l2: str) -> tuple[Bench, Compiling]:
     """Return the bench of a target and the compiler it builds with; called in the worker."""
+    from mhctune.autotuner.threads import threads_here
     from mhctune.kernels.compiler import Compiler, quiet
     from mhctune.kernels.registry import seam
 
     quiet()
-    compiler = Compiler()
+    compiler = Compiler(threads_here(target))
     if target == "cuda":
         from mhctune.autotuner.cuda_bench import CudaBench
 

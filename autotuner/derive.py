@@ -53,7 +53,7 @@ def derive(
             the terms cannot be met under it.
         TooFewSamples: see `standings`.
     """
-    missing = unmeasured(sweep.token_counts, sweep.candidates, trials)
+    missing = unmeasured(sweep, trials)
     counts = [n for n in sweep.token_counts if not missing or n < min(missing)]
     if not counts:
         raise NoBands(
@@ -97,6 +97,7 @@ def derive(
             "sources": dict(sweep.sources),
             "failures": _failures(trials),
             **terms.to_evidence(),
+            **({"search": sweep.search.summary()} if sweep.search else {}),
         },
     )
     return Derived(table, derivation, cells, missing, floor, wins, chosen, incumbent)

@@ -49,7 +49,8 @@ class CapturedGraph:
         gc.disable()
         try:
             with torch.cuda.stream(stream):
-                self._graph.capture_begin()
+                # By default a call of any thread that might synchronise ends the capture; others may compile.
+                self._graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     for _ in range(launches):
                         run()

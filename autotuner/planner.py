@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from mhctune.autotuner.bench import input_bytes
+from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.probe import Device, detect, fingerprint
 from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
 from mhctune.autotuner.slots import cold_slots
-from mhctune.autotuner.sweep import SweepPlan
 from mhctune.configs.errors import ConfigError, unknown
 from mhctune.configs.loader import (
     load_gpu,
@@ -121,7 +121,7 @@ def spaces_of(seam: Seam, target: str, problem: Problem, limits: Limits) -> dict
             arms[name].plan(problem, arms[name].preferred, 1)  # an arm may be unable to write aux
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if not space.candidates():
+        if next(space.legal(), None) is None:
             reasons = sorted({reason for point in space.points() for reason in space.refusals(point)})
             raise ConfigError(f"arm {name!r} has no legal config for {problem}: {reasons[0]}")
         spaces[name] = space
@@ -224,11 +224,16 @@ def _described(gpu: GpuTarget) -> Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class ArmForecast:
-    """What one arm brings: its points, the legal ones, and the kernels it compiles."""
+    """What one arm brings: its points, the legal ones, those it races anywhere, and the kernels it compiles.
+
+    An arm that is searched races fewer than are legal; which ones is not known yet, so that `variants` is the
+    number for as many points drawn at random.
+    """
 
     arm: str
     points: int
     candidates: int
+    raced: int
     variants: int
 
 
@@ -237,6 +242,8 @@ class Forecast:
     """What a plan will cost: kernels, trials, bytes at the largest token count, and seconds."""
 
     arms: tuple[ArmForecast, ...]
+    anchors: tuple[int, ...]
+    """Token counts at which arms are searched; none where all are enumerated."""
     variants: int
     trials: int
     input_bytes: int
@@ -261,10 +268,12 @@ def forecast(
         ValueError: the protocol is cold and the size of the cache is not known.
     """
     arms = []
+    raced = (*plan.candidates, *plan.drawn)
     for name, space in plan.spaces.items():
-        legal = space.candidates()
-        kernels = {v for c in legal for v in plan.variants_of(c)}
-        arms.append(ArmForecast(name, sum(1 for _ in space.points()), len(legal), len(kernels)))
+        mine = [c for c in raced if c.arm == name]
+        kernels = {v for c in mine for v in plan.variants_of(c)}
+        points = math.prod(len(tunable.values) for tunable in space.tunables)
+        arms.append(ArmForecast(name, points, len(plan.legal[name]), len(mine), len(kernels)))
     largest = max(plan.token_counts)
     hidden = plan.problem.hidden_size
     slots = 1
@@ -273,20 +282,22 @@ def forecast(
     inputs = input_bytes(plan.seam, plan.problem, largest, plan.target, slots)
     sets = [
         slots * total_bytes(plan.seam.arm(plan.target, c.arm).plan(plan.problem, c.config, largest))
-        for c in plan.candidates
+        for c in raced
     ]
     floor_us = 200.0 if plan.target == "c" else 15.0
     # One core of a server reads about 10 GB/s.
     rate = (bandwidth_gb_s or 10.0) * 1e3 / 2
     samples_us = sum(
-        max(plan.protocol.replay_us, plan.protocol.unroll * max(floor_us, 36 * hidden * n / rate))
+        plan.raced_at(n)
+        * max(plan.protocol.replay_us, plan.protocol.unroll * max(floor_us, 36 * hidden * n / rate))
         for n in plan.token_counts
     )
     prepare_s = PREPARE_S[plan.target] * plan.grid + LOAD_S[plan.target] * len(plan.variants)
-    race_s = prepare_s + len(plan.candidates) * (plan.protocol.samples + 1) * samples_us / 1e6
+    race_s = prepare_s + (plan.protocol.samples + 1) * samples_us / 1e6
     compile_s = COMPILE_S[plan.target] * math.ceil(len(plan.variants) / max(cores, 1)) + _STARTUP_S
     return Forecast(
         arms=tuple(arms),
+        anchors=plan.anchors,
         variants=len(plan.variants),
         trials=plan.grid,
         input_bytes=inputs,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.records import (
     Cell,
     Failure,
@@ -53,6 +54,8 @@ def recording(sweep: SweepRecord, trials: Sequence[Trial], about: str, source: s
         raise Unfinished(f"{counted(racing, 'trial')} of {len(trials)} still race; run the sweep to its end")
     kept = {name: getattr(sweep, name) for name in _SWEEP}
     problem, variants = sweep.problem.to_dict(), variants_to_data(sweep.variants)
+    if sweep.search is not None:
+        kept["search"] = sweep.search.to_data(sweep.candidates)
     header = {
         "about": about,
         "source": source,
@@ -99,6 +102,8 @@ def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:
         given["problem"] = Problem(**given["problem"])
         given["token_counts"] = tuple(given["token_counts"])
         given["variants"] = variants_of(given["variants"])
+        if "search" in given:
+            given["search"] = Exploration.of(given["search"], tuple(given["variants"]))
         fingerprint = Fingerprint(**recorded.fingerprint)  # type: ignore[arg-type]
         sweep = SweepRecord(fingerprint=fingerprint, **given)
         return sweep, [_trial(sweep, number, row) for number, row in enumerate(recorded.rows, start=1)]

@@ -11,6 +11,7 @@ from mhctune.autotuner.budget import size
 from mhctune.autotuner.check import Check
 from mhctune.autotuner.choose import price
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.exploration import forecast_notes, search_notes
 from mhctune.autotuner.gain import gain_note
 from mhctune.autotuner.planner import Forecast
 from mhctune.autotuner.probe import Device, doctor_rows
@@ -33,12 +34,17 @@ class Sheet:
     notes: tuple[str, ...] = ()
 
 
-_PHASES = {"start": "start", "compile_all": "compile", "prepare": "check and capture", "sample": "time"}
+_PHASES = {
+    "start": ("start",),
+    "compile": ("compile_all", "request", "wait"),
+    "check and capture": ("prepare",),
+    "time": ("sample",),
+}
 
 
 def phases(seconds: Mapping[str, float]) -> str:
     """Return the wall seconds that a sweep waited for its worker, by phase."""
-    named = {label: seconds.get(call, 0.0) for call, label in _PHASES.items()}
+    named = {label: sum(seconds.get(call, 0.0) for call in calls) for label, calls in _PHASES.items()}
     named["the rest"] = sum(seconds.values()) - sum(named.values())
     return "worker seconds: " + ", ".join(f"{label} {taken:.1f}" for label, taken in named.items())
 
@@ -65,8 +71,10 @@ class SweepLine:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-able data, without the long list of candidates: the space says them shorter."""
-        data = asdict(replace(self, record=replace(self.record, variants={})))
+        data = asdict(replace(self, record=replace(self.record, variants={}, search=None)))
         del data["record"]["variants"]
+        search = self.record.search
+        data["record"]["search"] = search.summary() if search else None
         return data
 
 
@@ -87,6 +95,8 @@ def sweeps_sheet(lines: Sequence[SweepLine], place: str) -> Sheet:
         )
         came = outcomes(line.measured, line.failures)
         notes.append(f"sweep {line.sweep}: {record.fingerprint.gpu_name}; {came}")
+        if record.search is not None:
+            notes += [f"sweep {line.sweep}: {each}" for each in search_notes(record.search.summary())]
         if line.conditions:
             notes.append(f"sweep {line.sweep}: {line.conditions}")
     columns = ("sweep", "state", "seam", "hidden", "trials", "started (UTC)")
@@ -182,6 +192,8 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
                 f"raced under a bound of {percent(evidence['raced_under'])}: who was slower by more left "
                 "early, so that fewer rounds speak for it; sweep with --max-regret to race by this bound"
             )
+    if "search" in evidence:
+        notes += search_notes(evidence["search"])
     source = f"sweep {evidence.get('sweep', '?')}, table {table.digest[:12]}"
     return (*notes, f"{table.fingerprint.gpu_name}, {source}")
 
@@ -228,15 +240,16 @@ def arms_sheet(derived: Derived) -> Sheet:
 
 def forecast_sheet(forecast: Forecast, cores: int) -> Sheet:
     """Show what a plan will cost."""
-    rows = tuple((arm.arm, arm.points, arm.candidates, arm.variants) for arm in forecast.arms)
+    rows = tuple((arm.arm, arm.points, arm.candidates, arm.raced, arm.variants) for arm in forecast.arms)
     notes = (
+        *forecast_notes(forecast.anchors, [a.arm for a in forecast.arms if a.raced < a.candidates]),
         f"{forecast.variants} kernels to compile (shared ones once), {forecast.trials} trials",
         f"memory at the largest token count: inputs {size(forecast.input_bytes)}, one buffer set up to "
         f"{size(forecast.set_bytes)}, all candidates at once {size(forecast.resident_bytes)}",
         f"about {forecast.compile_s:.0f} s to start and compile with {counted(cores, 'core')}, "
         f"{forecast.race_s:.0f} s to check and race",
     )
-    return Sheet("plan", ("arm", "points", "legal candidates", "kernels"), rows, notes)
+    return Sheet("plan", ("arm", "points", "legal candidates", "raced", "kernels"), rows, notes)
 
 
 def doctor_sheet(device: Device) -> Sheet:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mhctune.autotuner.conditions import Conditions
+from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.records import Cell, Failure, Footprint, Sample, SweepState, Trial
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.seam import Problem
@@ -20,10 +21,11 @@ class SweepRecord:
     Attributes:
         digest: Over fingerprint, space, cells and protocol: the same command gives the same digest.
         target: `c` or `cuda`.
-        grid: Number of (cell, candidate) pairs.
+        grid: Number of (cell, candidate) pairs; a forecast until a search has ended.
         space: Per arm the tunables and their values, as JSON-able data.
-        variants: The candidates in the order ties are broken, each with the names of its compiled kernels.
-            Kept, because later arms may give other ones; not part of the digest by itself.
+        variants: The candidates in the order ties are broken, each with the names of its compiled kernels:
+            the enumerated ones, then those that a search proposed. Kept, because later arms may give other
+            ones; not part of the digest by itself.
         protocol: How it was measured, as JSON-able data.
         bound: Regret bound of the bands (0.05 is 5 %); not part of the digest.
     """
@@ -41,11 +43,25 @@ class SweepRecord:
     sources: Mapping[str, str]
     """Source hash by arm."""
     bound: float
+    search: Exploration | None = None
+    """What is searched; None where every arm is enumerated."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """What was raced in each cell, in the order ties are broken."""
+        """What was raced anywhere, in the order ties are broken."""
         return tuple(self.variants)
+
+    def expected(self, num_tokens: int) -> tuple[Candidate, ...]:
+        """Return what is to be raced at a token count, as far as that is known."""
+        if self.search is None:
+            return self.candidates
+        enumerated = (candidate for candidate in self.variants if candidate.arm not in self.search.legal)
+        return (*enumerated, *self.search.expected(num_tokens))
+
+    @property
+    def raced(self) -> int:
+        """Number of (cell, candidate) pairs that are known by now."""
+        return sum(len(self.expected(count)) for count in self.token_counts)
 
 
 def variants_to_data(variants: Mapping[Candidate, tuple[str, ...]]) -> list[list[Any]]:
@@ -66,6 +82,12 @@ class Store(Protocol):
 
         With `new` always a new one. A complete sweep of the same digest is not resumed: a new one begins.
         """
+
+    def record(self, sweep_id: int) -> SweepRecord:
+        """Return the record of a sweep as it was begun, with what a search has proposed since."""
+
+    def propose(self, sweep_id: int, record: SweepRecord) -> None:
+        """Keep what a search proposes before it is raced: the record's search, candidates and grid."""
 
     def trials(self, sweep_id: int) -> Sequence[Trial]:
         """Return the trials of a sweep with their samples, in the order they were opened."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mhctune.autotuner.bench import Bench, BenchLost
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.conditions import Reader, not_applicable
-from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.exploration import Exploration
+from mhctune.autotuner.explorer import Explorer
+from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.race import Race, Stopped
 from mhctune.autotuner.records import (
     UNMEASURED,
@@ -24,86 +22,8 @@ from mhctune.autotuner.records import (
 )
 from mhctune.autotuner.store import Store, SweepRecord
 from mhctune.autotuner.words import counted
-from mhctune.kernels.dispatch import Fingerprint
-from mhctune.kernels.seam import Problem, Seam, Variant
-from mhctune.kernels.space import Candidate, SearchSpace
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """What a sweep sets out to measure."""
-
-    seam: Seam
-    problem: Problem
-    target: str
-    token_counts: tuple[int, ...]
-    spaces: Mapping[str, SearchSpace]
-    protocol: Protocol
-    fingerprint: Fingerprint
-    max_regret: float
-    """Bound of the bands; also who is surely slower by more leaves a race early."""
-
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The legal points of every arm, in arm order."""
-        return tuple(c for space in self.spaces.values() for c in space.candidates())
-
-    @property
-    def race_order(self) -> tuple[Candidate, ...]:
-        """The candidates as they are raced, shuffled by the seed: who is alike is not timed side by side."""
-        order = list(self.candidates)
-        random.Random(self.protocol.seed).shuffle(order)
-        return tuple(order)
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """One a token count."""
-        return tuple(Cell(self.seam.name, self.problem, count) for count in self.token_counts)
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """The distinct kernels to compile."""
-        return tuple(dict.fromkeys(v for c in self.candidates for v in self.variants_of(c)))
-
-    def variants_of(self, candidate: Candidate) -> tuple[Variant, ...]:
-        """Return the kernels of one candidate."""
-        return self.seam.arm(self.target, candidate.arm).variants(self.problem, candidate.config)
-
-    @property
-    def grid(self) -> int:
-        """Number of trials."""
-        return len(self.candidates) * len(self.token_counts)
-
-    def record(self) -> SweepRecord:
-        """Return what the store keeps; the digest covers fingerprint, space, cells and protocol."""
-        space = {
-            arm: {tunable.name: list(tunable.values) for tunable in space.tunables}
-            for arm, space in self.spaces.items()
-        }
-        identity: dict[str, Any] = {
-            "fingerprint": self.fingerprint.digest,
-            "space": space,
-            "candidates": [[c.arm, c.key] for c in self.candidates],
-            "seam": self.seam.name,
-            "problem": self.problem.digest,
-            "token_counts": self.token_counts,
-            "protocol": self.protocol.to_dict(),
-        }
-        text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-        return SweepRecord(
-            digest=hashlib.sha256(text.encode()).hexdigest(),
-            seam=self.seam.name,
-            problem=self.problem,
-            target=self.target,
-            token_counts=self.token_counts,
-            grid=self.grid,
-            space=space,
-            variants={c: tuple(map(str, self.variants_of(c))) for c in self.candidates},
-            protocol=self.protocol.to_dict(),
-            fingerprint=self.fingerprint,
-            sources={arm: self.seam.arm(self.target, arm).source_hash for arm in self.spaces},
-            bound=self.max_regret,
-        )
+from mhctune.kernels.seam import Variant
+from mhctune.kernels.space import Candidate
 
 
 @dataclass
@@ -112,6 +32,9 @@ class Watcher:
 
     def begun(self, sweep_id: int, finished: int, grid: int) -> None:
         """Hear that a sweep began, with this many trials done before."""
+
+    def proposed(self, search: Exploration, grid: int) -> None:
+        """Hear that a search proposed a generation, or at its end the shortlist, and the trials there are."""
 
     def compiled(self, done: int, total: int) -> None:
         """Hear how many variants are compiled."""
@@ -147,7 +70,9 @@ class Sweep:
         watcher: Watcher | None = None,
         read: Reader = not_applicable,
     ) -> None:
-        """Prepare; `compile_all` returns once every variant is compiled or has failed, and tells of each.
+        """Prepare; `compile_all` gets the variants in the order in which they are needed, and tells of each.
+
+        It returns once every one is compiled or has failed, unless the bench waits for them by itself.
 
         `read` tells the conditions of the device, which are kept with every round.
         """
@@ -159,28 +84,57 @@ class Sweep:
         """Measure what is not measured yet; `new` starts over instead of resuming."""
         plan, store = self._plan, self._store
         sweep_id = store.begin(plan.record(), new=new)
-        known = store.trials(sweep_id)
-        finished = {(t.cell.num_tokens, t.candidate) for t in known if t.settled}
-        self._watcher.begun(sweep_id, len(finished), plan.grid)
-        pending = [c for c in plan.candidates if any((n, c) not in finished for n in plan.token_counts)]
+        record = store.record(sweep_id)
+        finished = sum(trial.settled for trial in store.trials(sweep_id))
+        self._watcher.begun(sweep_id, finished, record.grid)
         lost = ""
         try:
-            variants = tuple(dict.fromkeys(v for c in pending for v in plan.variants_of(c)))
-            self._compile_all(variants, self._compiled)
-            order = plan.race_order
-            for index, cell in enumerate(plan.cells):
-                self._watcher.entered(cell, index, len(plan.cells))
-                found = [t for t in known if t.cell.num_tokens == cell.num_tokens]
-                self._race(sweep_id, cell).run(order, found)
+            record = self._explored(sweep_id, record)
+            self._measure(sweep_id, record, plan.token_counts)
         except Stopped:
             store.end(sweep_id, SweepState.INTERRUPTED)
             return SweepResult(sweep_id, SweepState.INTERRUPTED, ())
         except BenchLost as error:
             lost = f"the bench was lost for good: {error}"
-        missing = unmeasured(plan.token_counts, plan.candidates, store.trials(sweep_id))
+        missing = unmeasured(store.record(sweep_id), store.trials(sweep_id))
         state = SweepState.INCOMPLETE if missing or lost else SweepState.COMPLETE
         store.end(sweep_id, state)
         return SweepResult(sweep_id, state, tuple(filter(None, (lost, *missing.values()))))
+
+    def _explored(self, sweep_id: int, record: SweepRecord) -> SweepRecord:
+        """Race generation after generation of what is searched; return the record with its shortlist.
+
+        A generation is kept before it is raced: whoever resumes goes on with it.
+        """
+        explorer = Explorer(self._plan)
+        while record.search is not None and not record.search.finished:
+            if record.search.begun:
+                self._measure(sweep_id, record, record.search.anchors, again=False)
+            record = explorer.extend(record, self._store.trials(sweep_id))
+            self._store.propose(sweep_id, record)
+            assert record.search is not None
+            self._watcher.proposed(record.search, record.grid)
+        return record
+
+    def _measure(
+        self, sweep_id: int, record: SweepRecord, token_counts: Sequence[int], *, again: bool = True
+    ) -> None:
+        """Compile and race what is not measured yet; `again` also what found no memory before."""
+        plan, known = self._plan, self._store.trials(sweep_id)
+        done = {(t.cell.num_tokens, t.candidate) for t in known if (t.settled if again else t.outcome)}
+        # The order is that of all, so that who resumes races in it, too.
+        orders = {
+            n: [c for c in plan.shuffled(record.expected(n)) if (n, c) not in done] for n in token_counts
+        }
+        wanted = dict.fromkeys(c for order in orders.values() for c in order)
+        self._compile_all(
+            tuple(dict.fromkeys(v for c in wanted for v in plan.variants_of(c))), self._compiled
+        )
+        for index, (count, order) in enumerate(orders.items()):
+            cell = Cell(plan.seam.name, plan.problem, count)
+            self._watcher.entered(cell, index, len(token_counts))
+            found = [t for t in known if t.cell.num_tokens == count]
+            self._race(sweep_id, cell).run(order, found)
 
     def _compiled(self, done: int, total: int) -> None:
         self._watcher.compiled(done, total)
@@ -209,28 +163,40 @@ def require_room(plan: SweepPlan, bench: Bench, budget: VramBudget) -> None:
     entered = bench.enter(smallest, plan.protocol.seed)
     if isinstance(entered, Failure):
         raise BudgetError(f"the inputs at {where} find no memory: {entered.detail}")
-    footprints = [bench.forecast(candidate) for candidate in plan.candidates]
+    footprints = [bench.forecast(candidate) for candidate in (*plan.candidates, *plan.drawn)]
     bench.leave()
     if not any(budget.fits(entered, [footprint]) for footprint in footprints):
         least = min(footprints, key=lambda f: f.forecast_bytes)
         raise BudgetError(f"at {where} {budget.shortfall(entered, least)}")
 
 
-def unmeasured(
-    token_counts: Sequence[int], candidates: Sequence[Candidate], trials: Iterable[Trial]
-) -> dict[int, str]:
-    """Return, by token count, why that part of the grid may carry no band; empty when all was measured."""
-    by_count: dict[int, list[Trial]] = {count: [] for count in token_counts}
+def unmeasured(sweep: SweepRecord, trials: Iterable[Trial]) -> dict[int, str]:
+    """Return, by token count, why that part of the grid may carry no band; empty when all was measured.
+
+    What was only explored at anchors is missing nowhere else. While a search has not ended, every token count
+    is missing: nobody knows yet who will be raced there.
+    """
+    by_count: dict[int, list[Trial]] = {count: [] for count in sweep.token_counts}
     for trial in trials:
         by_count[trial.cell.num_tokens].append(trial)
     missing: dict[int, str] = {}
     for count, found in by_count.items():
+        expected = len(sweep.expected(count))
         measured = sum(isinstance(t.outcome, Measurement) for t in found)
         skipped = [t for t in found if isinstance(t.outcome, Failure) and t.outcome.kind in UNMEASURED]
-        absent = len(candidates) - sum(t.outcome is not None for t in found)
-        if measured == 0 or skipped or absent > 0:
+        absent = expected - sum(t.outcome is not None for t in found)
+        cut = _cut(sweep.search)
+        if measured == 0 or skipped or absent > 0 or cut:
             missing[count] = (
-                f"{counted(count, 'token')}: {measured} of {len(candidates)} candidates measured, "
-                f"{len(skipped)} found no memory, {absent} not run"
+                f"{counted(count, 'token')}: {measured} of {expected} candidates measured, "
+                f"{len(skipped)} found no memory, {absent} not run{cut}"
             )
     return missing
+
+
+def _cut(search: Exploration | None) -> str:
+    if search is None or search.finished:
+        return ""
+    return (
+        f"; the search of {', '.join(search.legal)} is at generation {search.begun} of {search.generations}"
+    )

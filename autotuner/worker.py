@@ -37,6 +37,12 @@ class Compiling(Protocol):
     def compile_all(self, variants: Sequence[Variant], tell: Callable[[int, int], None]) -> None:
         """Compile all variants; `tell` hears how many are done."""
 
+    def request(self, variants: Sequence[Variant]) -> None:
+        """Begin to compile and return."""
+
+    def wait(self, variants: Sequence[Variant], tell: Callable[[int, int], None]) -> None:
+        """Return once these are compiled; `tell` hears how many are done of all that were asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -68,8 +74,11 @@ def _answer(connection: Connection, bench: Bench, compiler: Compiling) -> None:
     connection.send((0, "ready", None))
     while True:
         serial, name, arguments = connection.recv()
-        if name == "compile_all":
-            compiler.compile_all(arguments[0], partial(_tell, connection, serial))
+        if name == "request":
+            compiler.request(arguments[0])
+        elif name in ("compile_all", "wait"):
+            getattr(compiler, name)(arguments[0], partial(_tell, connection, serial))
+        if name in ("request", "compile_all", "wait"):
             connection.send((serial, "done", None))
             continue
         result = getattr(bench, name)(*arguments)
@@ -114,6 +123,17 @@ class RemoteBench:
         """Compile in the worker; one that dies over it is replaced, and the rest is compiled when needed."""
         try:
             self._call("compile_all", (tuple(variants),), self._limits.compile_s, tell)
+        except BenchLost:
+            self._respawn()
+
+    def request(self, variants: Sequence[Variant]) -> None:
+        """Begin to compile in the worker, and return."""
+        self._plain("request", (tuple(variants),))
+
+    def wait(self, variants: Sequence[Variant], tell: Callable[[int, int], None]) -> None:
+        """Wait until these are compiled in the worker; one that dies over it is replaced, as above."""
+        try:
+            self._call("wait", (tuple(variants),), self._limits.compile_s, tell)
         except BenchLost:
             self._respawn()
 

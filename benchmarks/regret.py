@@ -29,7 +29,7 @@ def main(quick: str, long: str) -> None:
         (trial.cell.num_tokens, trial.candidate): trial.outcome.latency_us
         for trial in trials
         if isinstance(trial.outcome, Measurement)
-        and finished[trial.cell.num_tokens] == len(sweep.record.variants)
+        and finished[trial.cell.num_tokens] == len(sweep.record.expected(trial.cell.num_tokens))
     }
     print(f"{'tokens':>6}  {'best us':>8}  {'winner':>7}  {'served':>7}")
     worst = [0.0, 0.0]

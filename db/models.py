@@ -171,6 +171,8 @@ class SweepRow(Keyed):
     variants: Mapped[str]
     protocol: Mapped[str]
     bound: Mapped[float]
+    search: Mapped[str | None]
+    """What is searched, as JSON; NULL where every arm is enumerated."""
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
 

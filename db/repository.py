@@ -131,6 +131,24 @@ class Repository:
             found.state, found.ended_at, found.bound = SweepState.RUNNING, None, sweep.bound
             return found.id
 
+    def record(self, sweep_id: int) -> SweepRecord:
+        """Return the record of a sweep, with what a search has proposed since it was begun.
+
+        Raises:
+            DatabaseError: the sweep is unknown.
+        """
+        return self.sweep(sweep_id).record
+
+    def propose(self, sweep_id: int, record: SweepRecord) -> None:
+        """Keep what a search proposes before it is raced: the record's search, candidates and grid.
+
+        Raises:
+            DatabaseError: the sweep is unknown.
+        """
+        with self._write() as session:
+            row, values = self._sweep_row(session, sweep_id), rows.sweep_values(record)
+            row.search, row.variants, row.grid = values["search"], values["variants"], values["grid"]
+
     def trials(self, sweep_id: int) -> Sequence[Trial]:
         """Return the trials of a sweep with their samples, in the order they were opened."""
         with self._read() as session:

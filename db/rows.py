@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from mhctune.autotuner.conditions import Conditions
+from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.records import (
     Cell,
     Failure,
@@ -102,6 +103,7 @@ def sweep_values(record: SweepRecord) -> dict[str, Any]:
         "variants": canonical(variants_to_data(record.variants)),
         "protocol": canonical(dict(record.protocol)),
         "bound": record.bound,
+        "search": canonical(record.search.to_data(record.candidates)) if record.search else None,
     }
 
 
@@ -124,6 +126,7 @@ def fingerprint_of(gpu: GpuRow, toolchain: ToolchainRow, source_hash: str) -> Fi
 
 def sweep_of(row: SweepRow) -> StoredSweep:
     """Read a sweep."""
+    variants = variants_of(json.loads(row.variants))
     record = SweepRecord(
         digest=row.digest,
         seam=row.problem.seam,
@@ -132,11 +135,12 @@ def sweep_of(row: SweepRow) -> StoredSweep:
         token_counts=tuple(json.loads(row.token_counts)),
         grid=row.grid,
         space=json.loads(row.space),
-        variants=variants_of(json.loads(row.variants)),
+        variants=variants,
         protocol=json.loads(row.protocol),
         fingerprint=fingerprint_of(row.gpu, row.toolchain, row.source_hash),
         sources=json.loads(row.sources),
         bound=row.bound,
+        search=Exploration.of(json.loads(row.search), tuple(variants)) if row.search else None,
     )
     return StoredSweep(row.id, record, SweepState(row.state), row.started_at, row.ended_at)
 

@@ -7,7 +7,8 @@ import importlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +140,8 @@ class Compiler:
         compile_one: Callable[[Variant], Compiled] = compile_variant,
     ) -> None:
         """Use `workers` threads (default: one a core); gcc runs outside the interpreter's lock."""
-        self._pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="compile")
+        self.workers = workers or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="compile")
         self._compile = compile_one
         self._futures: dict[Variant, Future[Compiled]] = {}
 
@@ -165,6 +167,18 @@ class Compiler:
         tell(0, len(wanted))
         for done, _ in enumerate(as_completed(wanted), start=1):
             tell(done, len(wanted))
+
+    def wait(self, variants: Sequence[Variant], tell: Callable[[int, int], None]) -> None:
+        """Return once these are compiled or have failed; `tell` hears of all that was ever asked for."""
+        self.request(variants)
+        wanted = {self._futures[variant] for variant in variants}
+        while True:
+            asked = set(self._futures.values())
+            done = {future for future in asked if future.done()}
+            tell(len(done), len(asked))
+            if wanted <= done:
+                return
+            wait_for(asked - done, return_when=FIRST_COMPLETED)
 
     def close(self) -> None:
         """Cancel what has not begun and wait for the rest."""

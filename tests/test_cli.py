@@ -235,6 +235,8 @@ def steady_copy(measured: Path, folder: Path) -> str:
     shutil.copy(measured / "mhctune.db", copy)
     with sqlite3.connect(copy) as connection:
         connection.execute("update samples set latency_us = 100 + trial_id + 0.1 * (round % 3)")
+        for name in ("bands", "dispatch_tables"):  # of the times that it had
+            connection.execute(f"delete from {name}")
     connection.close()
     return str(copy)
 
@@ -260,6 +262,7 @@ def test_bands_on_other_terms_show_three_costs_and_what_is_gained(measured: Path
 
 def test_a_table_on_terms_is_kept_and_replays_to_the_byte(measured: Path, tmp_path: Path) -> None:
     steady_copy(measured, tmp_path)
+    assert mhctune(tmp_path, "bands", "--db", "copy.db", "--save").code == 0
     (tmp_path / "traffic.json").write_text('{"1": 3, "2": 1}')
     kept = mhctune(
         tmp_path, "bands", "--db", "copy.db", "--traffic", "traffic.json", "--batch-invariant", "--save"

@@ -100,6 +100,25 @@ def test_nothing_to_compile_is_done_at_once(fake: FakeCompiler, fake_compiler: C
     assert not fake.asked
 
 
+def test_a_wait_ends_with_what_it_waits_for_and_tells_of_all_that_was_asked_for() -> None:
+    go_on = threading.Event()
+
+    def compile_one(variant: Variant) -> Compiled:
+        if variant != VARIANTS[0]:
+            go_on.wait(30)
+        return Compiled(lambda *args: None, "")
+
+    compiler, told = Compiler(2, compile_one), list[tuple[int, int]]()
+    compiler.request(VARIANTS)
+    compiler.wait(VARIANTS[:1], lambda done, total: told.append((done, total)))
+    assert told[-1] == (1, 4)
+    go_on.set()
+    compiler.wait(VARIANTS, lambda done, total: told.append((done, total)))
+    assert told[-1] == (4, 4)
+    assert told == sorted(told)
+    compiler.close()
+
+
 def test_closing_cancels_what_has_not_begun() -> None:
     started, go_on = threading.Event(), threading.Event()
     asked: list[Variant] = []

@@ -30,7 +30,8 @@ import random, sys
 from mhctune.autotuner.bench import HostBench
 from mhctune.autotuner.budget import VramBudget
 from mhctune.autotuner.protocol import Protocol
-from mhctune.autotuner.sweep import Sweep, SweepPlan
+from mhctune.autotuner.plan import SweepPlan
+from mhctune.autotuner.sweep import Sweep
 from mhctune.autotuner.timer import ReplayTimer
 from mhctune.autotuner.twin import Twin
 from mhctune.db.repository import Repository

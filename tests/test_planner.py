@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mhctune.autotuner.bench import HostBench
+from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.planner import ColdHost, NoArm, forecast, known_seam, plan_sweep, problem_of, spaces_of
 from mhctune.autotuner.slots import cold_slots
-from mhctune.autotuner.sweep import SweepPlan
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.loader import load_gpu, load_model, names
 from mhctune.kernels.compiler import Compiled, Compiler

@@ -12,6 +12,7 @@ import pytest
 
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.budget import BudgetError, VramBudget
+from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import (
     Cell,
@@ -22,7 +23,7 @@ from mhctune.autotuner.records import (
     SweepState,
     Trial,
 )
-from mhctune.autotuner.sweep import Sweep, SweepPlan, SweepResult, Watcher, require_room, unmeasured
+from mhctune.autotuner.sweep import Sweep, SweepResult, Watcher, require_room, unmeasured
 from mhctune.db.engine import DatabaseError
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import Fingerprint
@@ -376,7 +377,7 @@ def test_what_was_not_measured_is_counted_by_token_count(plan: SweepPlan) -> Non
     a, b, c, d = plan.candidates
 
     def missing(*trials: Trial) -> Sequence[str]:
-        return list(unmeasured((1,), plan.candidates, trials).values())
+        return list(unmeasured(replace(plan, token_counts=(1,)).record(), trials).values())
 
     assert missing(*(trial(1, x, measured) for x in (a, b, c)), trial(1, d, wrong)) == []
     assert missing(*(trial(1, x, measured) for x in (a, b, c)), trial(1, d, no_memory)) == [
@@ -386,7 +387,7 @@ def test_what_was_not_measured_is_counted_by_token_count(plan: SweepPlan) -> Non
         "1 token: 1 of 4 candidates measured, 0 found no memory, 3 not run"
     ]
     assert missing() == ["1 token: 0 of 4 candidates measured, 0 found no memory, 4 not run"]
-    assert set(unmeasured((1, 4), plan.candidates, [])) == {1, 4}
+    assert set(unmeasured(plan.record(), [])) == {1, 4}
 
 
 def test_a_database_that_cannot_be_written_stops_the_sweep_before_anything_is_compiled(
@@ -449,10 +450,21 @@ def test_a_bench_that_is_lost_for_good_leaves_an_incomplete_sweep_that_says_so(
 
 
 def test_the_race_runs_in_an_order_of_the_seed_and_ties_in_the_plans(plan: SweepPlan) -> None:
-    orders = {
-        replace(plan, protocol=replace(plan.protocol, seed=seed)).race_order: seed for seed in range(20)
-    }
+    def order(seed: int) -> tuple[Candidate, ...]:
+        return replace(plan, protocol=replace(plan.protocol, seed=seed)).shuffled(plan.candidates)
+
+    orders = {order(seed) for seed in range(20)}
     assert len(orders) > 5
     assert all(sorted(order) == sorted(plan.candidates) for order in orders)
-    assert plan.race_order == plan.race_order
+    assert order(3) == order(3)
     assert tuple(plan.record().variants) == plan.candidates
+
+
+def test_the_cells_are_raced_in_that_order_and_kernels_compiled_as_the_first_one_needs_them(
+    plan: SweepPlan, repository: Repository
+) -> None:
+    bench, compiling = FakeBench(), Compiling()
+    run(plan, repository, bench, compiling=compiling)
+    order = plan.shuffled(plan.candidates)
+    assert bench.prepared[: len(order)] == [(1, candidate) for candidate in order]
+    assert compiling.asked == [tuple(dict.fromkeys(v for c in order for v in plan.variants_of(c)))]

@@ -97,6 +97,16 @@ def test_a_crash_of_the_compiler_leaves_a_worker_that_works(bench: RemoteBench) 
     assert bench.enter(CELL, 1) == 1000
 
 
+def test_a_crash_of_a_compiler_in_the_background_leaves_a_worker_that_works(bench: RemoteBench) -> None:
+    bench.enter(CELL, 1)
+    bench.request((Variant.of("post", "c"),))
+    bench.wait((Variant.of("fatal", "c"),), lambda done, total: None)
+    assert bench.respawns == 1
+    good = hostile.candidate(hostile.HARMLESS, number=7)
+    bench.prepare(good)
+    assert bench.sample(good, 0, 0, 1) == 107.0
+
+
 def test_a_worker_that_does_not_start_says_so() -> None:
     with pytest.raises(BenchLost, match="the worker left with exit code 1 in start"):
         RemoteBench(hostile.refuse, LIMITS)

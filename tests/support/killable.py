@@ -13,9 +13,10 @@ import sys
 import time
 
 from mhctune.autotuner.budget import VramBudget
+from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
-from mhctune.autotuner.sweep import Sweep, SweepPlan
+from mhctune.autotuner.sweep import Sweep
 from mhctune.autotuner.twin import Twin
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import Fingerprint
