@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from mhctune.kernels.c import arms as c
+from mhctune.kernels.c import topk_arms
 from mhctune.kernels.cuda import fused, unfused
 from mhctune.kernels.seam import Arm
 
 ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {
-    "c": c.ARMS,
+    "c": {**c.ARMS, "topk_merge": topk_arms.ARMS},
     "cuda": {
         "post_pre_delayed": (fused.Fused(), fused.FusedMma(), unfused.Unfused(), unfused.UnfusedMma()),
     },

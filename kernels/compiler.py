@@ -54,9 +54,12 @@ class CompileError(RuntimeError):
 _tracing = threading.Lock()
 
 KERNELS = {
-    "c": ("post", "projection", "post_pre", "epilogue", "head", "collapse"),
+    "c": (
+        "post", "projection", "post_pre", "epilogue", "head", "collapse",
+        "topk_pack", "topk_convert", "topk_bitonic", "topk_radix",
+    ),
     "cuda": ("post", "projection", "projection_mma", "post_pre", "post_pre_mma", "epilogue"),
-}
+}  # fmt: skip
 """By target the kernels there are: each is a function of its own name in a module of its own name."""
 
 

@@ -18,7 +18,10 @@ from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Arm, Launch, Problem, ScratchLayout, Variant
 
 # These shape the compiled kernels or the choice; the rest of a problem are run-time scalars.
-_SHAPING = ("hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult", "aux", "delayed")
+_SHAPING = (
+    "hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult", "aux", "delayed", "top_k", "ranks",
+    "interleave",
+)  # fmt: skip
 
 
 class NotServed(LookupError):
