@@ -201,6 +201,8 @@ def plan_sweep(
         raise ColdHost(f"l2 'cold' is for GPUs; the target {gpu.target!r} ({gpu.name}) is timed 'warm'")
     protocol = Protocol.of(gpu.target, samples or config.samples)
     problem = problem_of(_model_of(model, config, found), found, config.aux)
+    shared = replace(problem, top_k=config.top_k, ranks=config.ranks, interleave=config.interleave)
+    problem = found.canonical(shared)
     limits = _limits_of(config, gpu.target, found, problem)
     return SweepPlan(
         seam=found,

@@ -130,6 +130,7 @@ class Sweep(Strict):
 
     Attributes:
         aux: The problem also asks for the mean over the streams, where the seam has it.
+        top_k, ranks, interleave: K, W and S of the global top-k (`topk_merge`); its token counts are rows.
         samples: Timed replays of each candidate that reaches the end of its race.
         max_regret: Bound of the bands; 0.05 lets a choice be 5 % slower than the best of its cell.
         l2: `warm` times the same buffers launch after launch, `cold` slots that outgrow the cache (on GPUs).
@@ -141,6 +142,9 @@ class Sweep(Strict):
     seam: str = "post_pre_delayed"
     model: str = "deepseek-v4.1-flash"
     aux: bool = False
+    top_k: Positive = 2048
+    ranks: Positive = 8
+    interleave: Positive = 1
     token_counts: tuple[int, ...]
     samples: int = Field(ge=5)
     max_regret: float = Field(ge=0, lt=1)

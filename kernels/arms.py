@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mhctune.kernels import forms
 from mhctune.kernels.c import arms as c
+from mhctune.kernels.c import topk_arms
 from mhctune.kernels.cuda.fused import Fused, FusedMma
 from mhctune.kernels.cuda.one_pass import OnePassCollapse, OnePassPost
 from mhctune.kernels.cuda.unfused import Unfused, UnfusedHead, UnfusedMma
@@ -21,7 +22,10 @@ _CUDA: dict[str, tuple[Arm, ...]] = {
     forms.COLLAPSE.name: (OnePassCollapse(),),
 }  # fmt: skip
 
-ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {"c": c.ARMS, "cuda": _CUDA}
+ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {
+    "c": {**c.ARMS, "topk_merge": topk_arms.ARMS},
+    "cuda": _CUDA,
+}
 
 # Without a table one choice serves every token count: by default the first arm. On c, `fused` is legal
 # wherever `unfused` is, which also needs multiples of 256. On cuda the tensor cores' arms degrade least: on

@@ -11,8 +11,15 @@ import torch
 
 # A NaN with a payload nothing else produces, compared through an integer view: what still holds it was
 # not written; any other NaN was computed.
-POISON = {"bfloat16": 0xFFA5, "float32": 0xFFA5A5A5}
-_INTEGER = {"bfloat16": (torch.int16, 1 << 16), "float32": (torch.int32, 1 << 32)}
+# As an integer it is negative and not -1, which no id and no count is.
+POISON = {"bfloat16": 0xFFA5, "float32": 0xFFA5A5A5, "int32": 0xFFA5A5A5, "int64": 0xFFA5A5A5A5A5A5A5}
+_INTEGER = {
+    "bfloat16": (torch.int16, 1 << 16), "float32": (torch.int32, 1 << 32),
+    "int32": (torch.int32, 1 << 32), "int64": (torch.int64, 1 << 64),
+}  # fmt: skip
+_DTYPES = {
+    "bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64,
+}  # fmt: skip
 
 
 class Role(StrEnum):
@@ -29,7 +36,7 @@ class BufferSpec:
     Attributes:
         name: The kernels' name for it.
         shape: Extents, the token axis at its largest.
-        dtype: `bfloat16` or `float32`.
+        dtype: `bfloat16`, `float32`, `int32` or `int64`.
         token_axis: Index of the token axis in `shape`.
         role: An output of the seam, or scratch between its kernels.
     """
@@ -59,7 +66,7 @@ class BufferSpec:
 
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a spec's dtype name."""
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+    return _DTYPES[name]
 
 
 def total_bytes(specs: Sequence[BufferSpec], role: Role | None = None) -> int:

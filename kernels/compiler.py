@@ -55,18 +55,14 @@ class CompileError(RuntimeError):
 _tracing = threading.Lock()
 
 KERNELS = {
-    "c": ("post", "projection", "post_pre", "epilogue", "head", "collapse"),
-    "cuda": (
-        "post",
-        "projection",
-        "projection_mma",
-        "post_pre",
-        "post_pre_mma",
-        "epilogue",
-        "head",
-        "collapse",
+    "c": (
+        "post", "projection", "post_pre", "epilogue", "head", "collapse",
+        "topk_pack", "topk_convert", "topk_bitonic", "topk_radix",
     ),
-}
+    "cuda": (
+        "post", "projection", "projection_mma", "post_pre", "post_pre_mma", "epilogue", "head", "collapse",
+    ),
+}  # fmt: skip
 """By target the kernels there are: each is a function of its own name in a module of its own name."""
 
 

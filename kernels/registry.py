@@ -6,6 +6,7 @@ from mhctune.kernels import forms
 from mhctune.kernels.mix_seam import CollapseSeam, MixSeam
 from mhctune.kernels.post_pre_delayed import PostPreDelayed
 from mhctune.kernels.seam import Seam
+from mhctune.kernels.topk_merge import TopkMerge
 
 _MIXES = (
     forms.PRE_DELAYED, forms.POST_PRE, forms.POST_PRE_BF16, forms.PRE, forms.PRE_BROADCAST, forms.POST,
@@ -13,7 +14,8 @@ _MIXES = (
 _COLLAPSES = (forms.HC_HEAD, forms.COLLAPSE)
 
 SEAMS: dict[str, Seam] = {
-    seam.name: seam for seam in (PostPreDelayed(), *map(MixSeam, _MIXES), *map(CollapseSeam, _COLLAPSES))
+    seam.name: seam
+    for seam in (PostPreDelayed(), *map(MixSeam, _MIXES), *map(CollapseSeam, _COLLAPSES), TopkMerge())
 }
 
 

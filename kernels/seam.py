@@ -20,7 +20,7 @@ Launch = Callable[[Tensors, Tensors], None]
 
 PACKAGE = Path(__file__).resolve().parent
 
-_YOUNGER: Mapping[str, object] = {"aux": False, "delayed": True}
+_YOUNGER: Mapping[str, object] = {"aux": False, "delayed": True, "top_k": 0, "ranks": 1, "interleave": 1}
 """Fields that came later, at the value that tables without them mean: their digests must not change."""
 
 
@@ -42,6 +42,9 @@ class Problem:
         aux: also write the mean over the new streams, which draft models read.
         delayed: collapse with the incoming pre-mix and return the next one (V4.1); otherwise collapse with
             the sublayer's own (V4).
+        top_k: K, entries of a row of the global top-k; 0 for seams that have none.
+        ranks: W, that share the KV cache (decode-context parallelism).
+        interleave: S, consecutive entries of the KV cache that a rank holds before the next rank's turn.
 
     The eps values and post_mult are run-time scalars: they key the table, not the compiled kernels. A seam
     that does not depend on a field holds it at one value (`Form.canonical`).
@@ -59,6 +62,9 @@ class Problem:
     hc_mult: int = 4
     aux: bool = False
     delayed: bool = True
+    top_k: int = 0
+    ranks: int = 1
+    interleave: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here computes."""
@@ -68,6 +74,9 @@ class Problem:
             raise ValueError(f"hidden_size {self.hidden_size} must be positive")
         if self.sinkhorn_iters < 1:
             raise ValueError(f"sinkhorn_iters {self.sinkhorn_iters} must be at least 1")
+        for name, least in (("top_k", 0), ("ranks", 1), ("interleave", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} {getattr(self, name)} must be at least {least}")
         for name in ("rms_eps", "hc_pre_eps", "sinkhorn_eps", "norm_eps"):
             value = getattr(self, name)
             # Below the smallest normal fp32 number the kernels would see a denormal or zero.

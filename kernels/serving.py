@@ -18,7 +18,10 @@ from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Arm, Launch, Problem, ScratchLayout, Variant
 
 # These shape the compiled kernels or the choice; the rest of a problem are run-time scalars.
-_SHAPING = ("hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult", "aux", "delayed")
+_SHAPING = (
+    "hidden_size", "carried", "norm", "sinkhorn_iters", "hc_mult", "aux", "delayed", "top_k", "ranks",
+    "interleave",
+)  # fmt: skip
 
 
 class NotServed(LookupError):
@@ -190,11 +193,33 @@ def _launch_once(seam: str, problem: Problem, target: str, choice: Choice, devic
 
 def scratch_numel(digest: str, seam: str, problem: Problem, target: str, max_tokens: int) -> int:
     """Return the float32 elements of scratch that any call with up to `max_tokens` needs."""
-    problem = _canonical(seam, problem)
-    answer = _lookup(digest, seam, problem, target, max_tokens)
-    choices = _tables[digest].choices if digest else (answer.choice,)
-    owner = find_seam(seam)
-    return max(_scratch(owner.arm(target, c.arm), problem, c, max_tokens).numel for c in choices)
+    problem, owner = _canonical(seam, problem), find_seam(seam)
+    found = choices(digest, seam, problem, target)
+    return max(_scratch(owner.arm(target, c.arm), problem, c, max_tokens).numel for c in found)
+
+
+def choices(digest: str, seam: str, problem: Problem, target: str) -> tuple[Choice, ...]:
+    """Return every choice that calls can reach: the table's, or the built-in one.
+
+    Raises:
+        NotServed, TableError: as `lookup`.
+    """
+    answer = lookup(digest, seam, problem, target, 1)
+    return _tables[digest].choices if digest else (answer.choice,)
+
+
+def first_counts(digest: str) -> tuple[int, ...]:
+    """Return the first token count of every band, and the one above the last; of no table only 1.
+
+    Raises:
+        NotServed: the digest is not registered.
+    """
+    if not digest:
+        return (1,)
+    table = _tables.get(digest)
+    if table is None:
+        raise _not_served(digest)
+    return (*(band.first for band in table.bands), table.max_tokens + 1)
 
 
 @lru_cache(maxsize=4096)

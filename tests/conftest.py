@@ -169,6 +169,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     properties = [entry for report in reports for entry in getattr(report, "user_properties", ())]
     cells = [value for name, value in properties if name == "cell"]
     faults = [value for name, value in properties if name == "fault"]
+    ranks = [value for name, value in properties if name == "rank"]
+    if ranks and terminalreporter.verbosity > 0:
+        terminalreporter.section(
+            "what each rank reports when something is planted, and after how long", sep="-"
+        )
+        for what, rank, said in ranks:
+            for text, seconds in said:
+                terminalreporter.line(f"{what:32} rank {rank} {seconds:5.2f} s  {text[:200]}")
     worst: dict[str, tuple[float, float]] = {}
     for cell in cells:
         for output, error, bound in cell:

@@ -48,7 +48,7 @@ def test_a_legal_table_has_no_refusals(make: Make) -> None:
         (
             {"problem": {"hidden_size": 768, "width": 3}}, None,
             "unknown problem fields ['width']; known: hidden_size, carried, norm, sinkhorn_iters, rms_eps, "
-            "hc_pre_eps, sinkhorn_eps, post_mult, norm_eps, hc_mult, aux, delayed",
+            "hc_pre_eps, sinkhorn_eps, post_mult, norm_eps, hc_mult, aux, delayed, top_k, ranks, interleave",
         ),
         ({"problem": {"hidden_size": 0}}, None, "hidden_size 0 must be positive"),
         (

@@ -40,7 +40,8 @@ def test_every_shipped_sweep_gives_a_plan_on_the_cpu(sweep: str) -> None:
     plan = plan_sweep(CPU, sweep)
     assert plan.target == "c"
     assert plan.grid == len(plan.candidates) * len(plan.token_counts) > 0
-    assert {c.arm for c in plan.candidates} == {"fused", "unfused"}
+    arms = {"radix", "bitonic"} if sweep == "topk" else {"fused", "unfused"}
+    assert {c.arm for c in plan.candidates} == arms
     assert len(set(plan.candidates)) == len(plan.candidates)
 
 
@@ -237,7 +238,8 @@ def test_every_seam_can_be_planned_on_the_cpu_without_naming_a_model(seam: str) 
     plan = plan_sweep(CPU, "quick", seam=seam)
     assert plan.seam.name == seam
     assert plan.problem == plan.seam.canonical(plan.problem)
-    assert plan.problem.hidden_size == (7168 if seam in V4_SEAMS else 5120)
+    hidden = 7168 if seam in V4_SEAMS else 5120
+    assert plan.problem.hidden_size == (1 if seam == "topk_merge" else hidden)
     assert plan.problem.delayed == (seam not in V4_SEAMS)
     assert 4 <= len(plan.candidates) <= 60
     assert {c.arm for c in plan.candidates} == {arm.name for arm in plan.seam.arms("c")}
@@ -274,3 +276,8 @@ def test_aux_is_refused_where_an_arm_cannot_write_it(sweep_file: Callable[[str],
         with pytest.raises(ConfigError, match=r"does not write aux; call without aux and take torch.mean"):
             spaces_of(SEAM, "cuda", problem, {arm.name: {}})
     assert spaces_of(SEAM, "c", problem, {})
+
+
+def test_a_sweep_of_the_global_top_k_says_k_ranks_and_interleave() -> None:
+    problem = plan_sweep(CPU, "topk").problem
+    assert (problem.hidden_size, problem.top_k, problem.ranks, problem.interleave) == (1, 2048, 8, 1)
