@@ -230,12 +230,17 @@ def arms_sheet(derived: Derived) -> Sheet:
             )
         )
     candidates = derived.table.evidence["candidates"]
-    columns = ("tokens", *(f"best {arm}" for arm in arms), "served", "regret", "served arm", "tied")
+    columns = ("tokens", *arms, "served", "regret", "served arm", "tied")
     notes = (
         "regret: median of the ratios to the best, round by round; not the ratio of the medians shown",
         f"tied: as good as the best within the noise, of {candidates} candidates; arms tied: of several arms",
     )
-    return Sheet("median microseconds per launch", columns, tuple(rows), notes)
+    return Sheet(
+        "median microseconds per launch: the best of each arm, and what is served",
+        columns,
+        tuple(rows),
+        notes,
+    )
 
 
 def forecast_sheet(forecast: Forecast, cores: int) -> Sheet:

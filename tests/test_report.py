@@ -143,7 +143,7 @@ def test_a_table_without_evidence_is_shown_too(make_table: Callable[..., Dispatc
 
 def test_the_arms_stand_side_by_side_with_what_is_served(derived: Derived) -> None:
     sheet = report.arms_sheet(derived)
-    assert sheet.columns == ("tokens", "best fused", "best unfused", "served", "regret", "served arm", "tied")
+    assert sheet.columns == ("tokens", "fused", "unfused", "served", "regret", "served arm", "tied")
     assert sheet.rows == (
         (1, 10.0, 12.5, 10.0, "0.0 %", "fused", 1), (4, 20.0, 20.1, 20.0, "0.0 %", "fused", 1),
         (16, 1234.5, 617.2, 617.2, "0.0 %", "unfused", 1),
