@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import runpy
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -11,7 +14,6 @@ from mhctune.autotuner.check import Check, Finding, Verdict
 from mhctune.autotuner.check_files import junit, markdown
 from mhctune.autotuner.gate import (
     ALPHA,
-    ROUNDS,
     Change,
     alpha_of,
     judge,
@@ -19,57 +21,24 @@ from mhctune.autotuner.gate import (
     rounds_needed,
     unpaired_change,
 )
-from mhctune.autotuner.recording import replay
-from mhctune.autotuner.records import Measurement
-from mhctune.autotuner.stats import paired_ratios
-from mhctune.configs.recorded import load_recorded
 
-RUNS, TOLERANCE = 50, 0.03
-
-
-def recorded_ratios() -> dict[int, list[list[float]]]:
-    """For each token count, ratios of the best to eleven others, as a gate's rounds would pair."""
-    _, trials = replay(load_recorded("h200_decode_hidden5120"))
-    cells: dict[int, list[Measurement]] = {}
-    for t in trials:
-        if isinstance(t.outcome, Measurement):
-            cells.setdefault(t.cell.num_tokens, []).append(t.outcome)
-    found = {}
-    for count, measured in cells.items():
-        measured.sort(key=lambda m: m.latency_us)
-        best = measured[0]
-        found[count] = [list(paired_ratios(best.samples, m.samples)) for m in measured[1:12]]
-    return found
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = 50
 
 
 @pytest.fixture(scope="module")
-def ratios() -> dict[int, list[list[float]]]:
-    return recorded_ratios()
-
-
-def run(
-    ratios: dict[int, list[list[float]]], slower: dict[int, float], draw: random.Random
-) -> dict[int, Verdict]:
-    """One gate run over all token counts: then and now are draws of recorded rounds, now planted slower."""
-    came = {}
-    for count, recorded in ratios.items():
-        rounds = draw.choice(recorded)
-        then, now = ([draw.choice(rounds) for _ in range(n)] for n in (30, ROUNDS))
-        planted = [ratio * (1 + slower.get(count, 0.0)) for ratio in now]
-        came[count] = judge(unpaired_change(planted, then), TOLERANCE, alpha_of(len(ratios)))
-    return came
+def simulation() -> dict[str, Any]:
+    """The benchmark's functions: README's numbers come from them."""
+    return runpy.run_path(str(ROOT / "benchmarks/gate.py"))
 
 
 def test_a_planted_regression_of_5_percent_is_found_and_a_wobble_of_1_percent_is_not(
-    ratios: dict[int, list[list[float]]], seed: int
+    simulation: dict[str, Any], seed: int
 ) -> None:
     """5 % at one token count of ten; 1 % at all of them."""
+    ratios = simulation["recorded_ratios"]()
     assert len(ratios) == 10
-    draw, found, raised = random.Random(seed), 0, 0
-    for _ in range(RUNS):
-        at = draw.choice(list(ratios))
-        found += run(ratios, {at: 0.05}, draw)[at] is Verdict.REGRESSED
-        raised += Verdict.REGRESSED in run(ratios, dict.fromkeys(ratios, 0.01), draw).values()
+    found, raised = simulation["tally"](ratios, RUNS, random.Random(seed))
     assert found >= 0.95 * RUNS, f"{found} of {RUNS} found"
     assert raised <= 0.01 * RUNS, f"{raised} of {RUNS} raised"
 
