@@ -17,8 +17,8 @@ comparisons (Bonferroni)."""
 
 ROUNDS = 60
 """A sample takes 0.2 ms on a GPU, so there is no need to be sparing. Drawn from an H200's recorded rounds,
-with 30 of its sweep, ten comparisons and a tolerance of 3 % (`benchmarks/gate.py`): 5 % slower at one is found
-in 1,000 of 1,000 runs, 1 % at all ten raised in 9. With 15 rounds of each it is 899 and 30."""
+with 30 of its sweep, ten comparisons and a tolerance of 3 % (`benchmarks/gate.py`): 5 % slower at one is
+found in 1,000 of 1,000 runs, 1 % at all ten raised in 9. With 15 rounds of each it is 899 and 30."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,14 +85,11 @@ class Unfused(_Unfused):
             "streams may take of a thread's 255",
             lambda c: c["block_m"] * (c["tile_n"] + c["vec"]) <= 160,
         )
-        tiles = tuple(n for n in (1, 2, 4, 6, 8, 12, 24) if self.columns % n == 0 and n > self.columns // 24)
+        tiles = (4, 6, 8, 12, 24) if self.columns == MIX_SIZE else (1, 2, 4)
         return SearchSpace(
             self.name,
             (
-                Tunable(
-                    "tile_n", tiles if self.columns < MIX_SIZE else tiles[1:],
-                    "columns of the projection a program computes",
-                ),
+                Tunable("tile_n", tiles, "columns of the projection a program computes"),
                 N_SPLITS,
                 Tunable("n_thr", (64, 128), "threads of a program"),
                 Tunable("vec", (2, 4), "neighbouring elements a thread loads at once"),
