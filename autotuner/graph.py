@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import warnings
@@ -50,12 +51,18 @@ class CapturedGraph:
         try:
             with torch.cuda.stream(stream):
                 # By default a call of any thread that might synchronise ends the capture; others may compile.
-                self._graph.capture_begin(capture_error_mode="thread_local")
+                # In this one the allocator, out of memory, asks the driver what is free before it says so:
+                # refused, that would be an error of another kind.
+                self._graph.capture_begin(capture_error_mode="relaxed")
                 try:
                     for _ in range(launches):
                         run()
-                finally:
-                    self._graph.capture_end()
+                except BaseException:
+                    # A broken capture cannot be ended without an error; the launch's own says more.
+                    with contextlib.suppress(RuntimeError):
+                        self._graph.capture_end()
+                    raise
+                self._graph.capture_end()
         finally:
             if collecting:
                 gc.enable()
