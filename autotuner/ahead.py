@@ -79,6 +79,10 @@ class AheadBench:
         self._settle()
         return self._bench.sample(candidate, batch, round, launches)
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Give a resident candidate other addresses."""
+        return self._bench.move(candidate, placement)
+
     def release(self, candidate: Candidate) -> None:
         """Free what a candidate holds."""
         self._bench.release(candidate)

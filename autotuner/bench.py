@@ -50,6 +50,13 @@ class Bench(Protocol):
     def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
         """Time one replay, in microseconds per launch."""
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Give a resident candidate other addresses; it must leave the same bits there.
+
+        Its old buffers live until the new ones are allocated, so that these lie elsewhere. Whoever finds no
+        memory stays where it is, and is told so by a failure; after any other failure it has to be released.
+        """
+
     def release(self, candidate: Candidate) -> None:
         """Free what a candidate holds."""
 
@@ -67,6 +74,23 @@ def verdict(deviations: list[Deviation]) -> Failure | None:
     """Return the mismatch that a check found, or None."""
     wrong = [str(deviation) for deviation in deviations if not deviation.ok]
     return Failure(FailureKind.MISMATCH, "; ".join(wrong)) if wrong else None
+
+
+def offset_of(placement: int) -> int:
+    """Return the bytes by which the buffers of a placement begin later in what is allocated for them.
+
+    An allocator may give back what another candidate has just left, so that a few addresses would come
+    again and again. An odd multiple of 256 bytes, on which torch's own addresses on a GPU lie.
+    """
+    return 9 * 256 * placement
+
+
+def moved_apart(old: OutputBuffers, new: OutputBuffers) -> Failure | None:
+    """Return the mismatch of buffers that a candidate wrote other bits to than to those it was checked in."""
+    pairs = zip(old.names(), old.storages(), new.storages(), strict=True)
+    wrong = [name for name, before, after in pairs if not torch.equal(before, after)]
+    detail = f"at other addresses equal inputs left other bits in {', '.join(wrong[:4])}"
+    return Failure(FailureKind.MISMATCH, detail) if wrong else None
 
 
 def raised(error: Exception) -> Failure:
@@ -147,18 +171,36 @@ class HostBench:
             return raised(error)
 
     def _prepare(self, candidate: Candidate) -> Footprint | Failure:
+        cell, resident = self._entered(), self._launched(candidate)
+        views = resident.buffers.bind(cell.num_tokens)
+        failure = verdict(self._seam.check(cell.problem, self._inputs, views))
+        if failure is not None:
+            return failure
+        self._residents[candidate] = resident
+        return replace(self.forecast(candidate), measured_bytes=resident.buffers.bytes)
+
+    def _launched(self, candidate: Candidate, offset_bytes: int = 0) -> _Resident:
+        """Allocate a candidate's buffers, poison them and launch it once."""
         cell, arm, config = self._entered(), self._arm(candidate), candidate.config
         kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
         launch = arm.bind(cell.problem, config, kernels)
-        buffers = OutputBuffers(arm.plan(cell.problem, config, cell.num_tokens), "cpu")
+        specs = arm.plan(cell.problem, config, cell.num_tokens)
+        buffers = OutputBuffers(specs, "cpu", offset_bytes=offset_bytes)
         buffers.poison()
         views, inputs = buffers.bind(cell.num_tokens), self._inputs
         launch(inputs, views)
-        failure = verdict(self._seam.check(cell.problem, inputs, views))
-        if failure is not None:
-            return failure
-        self._residents[candidate] = _Resident(buffers, lambda: launch(inputs, views))
-        return replace(self.forecast(candidate), measured_bytes=buffers.bytes)
+        return _Resident(buffers, lambda: launch(inputs, views))
+
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Give a resident candidate other addresses for what it writes; the inputs stay where they are."""
+        try:
+            moved = self._launched(candidate, offset_of(placement))
+        except Exception as error:  # candidates run here: whatever they raise is their failure row
+            return raised(error)
+        failure = moved_apart(self._residents[candidate].buffers, moved.buffers)
+        if failure is None:
+            self._residents[candidate] = moved
+        return failure
 
     def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
         """Time one replay, in microseconds per launch."""

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mhctune.autotuner.bench import fewest_bytes, input_bytes, raised, verdict
+from mhctune.autotuner.bench import (
+    fewest_bytes,
+    input_bytes,
+    moved_apart,
+    offset_of,
+    raised,
+    verdict,
+)
 from mhctune.autotuner.floor import copy_us
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, live_bytes, overhead_us
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
@@ -91,6 +98,7 @@ class CudaBench:
         self._overhead: dict[int, float] = {}
         self._residents: dict[Candidate, _Resident] = {}
         self._cell: Cell | None = None
+        self._placement = 0
         self._live: list[dict[str, torch.Tensor]] = []
         self._values: list[dict[str, torch.Tensor]] = []
 
@@ -106,7 +114,7 @@ class CudaBench:
 
     def enter(self, cell: Cell, seed: int) -> int | Failure:
         """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
-        self._cell = cell
+        self._cell, self._placement = cell, 0
         device = str(self._device)
         seeds = (seed, seed + 2**30)
         try:
@@ -155,20 +163,8 @@ class CudaBench:
         return failure
 
     def _prepare(self, candidate: Candidate) -> Footprint | Failure:
-        cell, config = self._entered(), candidate.config
-        arm = self._seam.arm("cuda", candidate.arm)
-        kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
-        launch = arm.bind(cell.problem, config, kernels)
-        before = live_bytes()
-        buffers = OutputBuffers(
-            arm.plan(cell.problem, config, cell.num_tokens), self._device, len(self._live)
-        )
-        slots = [(inputs, buffers.bind(cell.num_tokens, at)) for at, inputs in enumerate(self._live)]
-
-        def run() -> None:
-            for inputs, views in slots:
-                launch(inputs, views)
-
+        cell, before = self._entered(), live_bytes()
+        buffers, slots, run = self._bound(candidate)
         self._change(0)
         buffers.poison()
         run()
@@ -184,6 +180,69 @@ class CudaBench:
         self._residents[candidate] = _Resident(buffers, graph)
         measured = live_bytes() - before
         return replace(self.forecast(candidate), graph_bytes=graph.reserved_bytes, measured_bytes=measured)
+
+    def _bound(
+        self, candidate: Candidate, offset_bytes: int = 0
+    ) -> tuple[OutputBuffers, list[tuple[Tensors, Tensors]], Callable[[], None]]:
+        """Allocate a candidate's buffers; return them, the slots' tensors, and what launches all."""
+        cell, config = self._entered(), candidate.config
+        arm = self._seam.arm("cuda", candidate.arm)
+        kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
+        launch = arm.bind(cell.problem, config, kernels)
+        specs = arm.plan(cell.problem, config, cell.num_tokens)
+        buffers = OutputBuffers(specs, self._device, len(self._live), offset_bytes)
+        slots: list[tuple[Tensors, Tensors]] = [
+            (inputs, buffers.bind(cell.num_tokens, at)) for at, inputs in enumerate(self._live)
+        ]
+
+        def run() -> None:
+            for inputs, views in slots:
+                launch(inputs, views)
+
+        return buffers, slots, run
+
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Capture a resident candidate anew, with buffers and inputs at other addresses."""
+        try:
+            failure = self._move(candidate, placement)
+        except Exception as error:  # candidates run here: whatever they raise is their failure row
+            failure = raised(error)
+        # Not before the block has ended: the exception's frames hold the buffers of the candidate.
+        if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:
+            self._collect()
+        return failure
+
+    def _move(self, candidate: Candidate, placement: int) -> Failure | None:
+        if placement != self._placement:
+            self._turn_inputs()
+            self._placement = placement
+        old = self._residents[candidate]
+        buffers, slots, run = self._bound(candidate, offset_of(placement))
+        graph = CapturedGraph(run, unroll(len(slots)) // len(slots))
+        buffers.poison()
+        old.graph.replay()
+        graph.replay()
+        torch.cuda.synchronize()
+        failure = moved_apart(old.buffers, buffers)
+        if failure is not None:
+            graph.close()
+            return failure
+        old.graph.close()
+        self._residents[candidate] = _Resident(buffers, graph)
+        return None
+
+    def _turn_inputs(self) -> None:
+        """Let the three sets of inputs change places: other addresses, and not a byte more.
+
+        Who has not moved yet goes on reading where the live set was; all three live until the cell is left.
+        Timed cold only the first slot moves: the others' inputs come from memory and not from the cache.
+        """
+        live, (first, second) = self._live[0], self._values
+        for name, tensor in live.items():
+            tensor.copy_(second[name])
+            second[name].copy_(first[name])
+        self._live[0], self._values = first, [second, live]
+        self._change(1)  # where the old live set lies now: the same values at both places
 
     def _ownership(self, run: Callable[[], None], graph: CapturedGraph, buffers: OutputBuffers) -> list[str]:
         return ownership(run, graph, buffers, lambda: self._change(1))

@@ -120,6 +120,10 @@ class GroupBench:
         failure = _worst(results)
         return failure if failure is not None else float(max(results))
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Give a resident candidate other addresses on every rank."""
+        return _worst(self._ask("move", (candidate, placement), self._trial("moving", candidate)))
+
     def release(self, candidate: Candidate) -> None:
         """Free what a candidate holds on every rank."""
         self._ask("release", (candidate,), self._trial("releasing", candidate))

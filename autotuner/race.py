@@ -11,6 +11,7 @@ from mhctune.autotuner.conditions import Conditions, Reader, not_applicable
 from mhctune.autotuner.field import Field, boundaries, counted, field_after, marks_of
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import (
+    PLACEMENT_ROUNDS,
     UNMEASURED,
     Cell,
     Failure,
@@ -35,7 +36,8 @@ class Race:
 
     Rounds run forward and back in turn, so that a drift of the machine favours nobody. Who takes part in the
     next one follows from the samples of the batch (`mhctune.autotuner.field`): losers leave at the looks and
-    free their room; finalists are confirmed beside a twin of the best, which shows the noise. A race that was
+    free their room; finalists are confirmed beside a twin of the best, which shows the noise, at several
+    addresses in turn, as far as the budget has room for a second set of the one that moves. A race that was
     stopped is taken up at the first round it lacks; a batch that had begun ends among those who began it.
     """
 
@@ -213,6 +215,7 @@ class Race:
         launches = self._launches(batch, runners)
         marks = marks_of(s for runner in self._all for s in runner.of_batch(batch))
         twin: Runner | None = None
+        placement = 0  # of a batch that is taken up again, too: who was prepared for it moves at once
         before = self._read()
         while racing := [r for r in runners if r.candidate in field.racing and not (r.failed or r.crowded)]:
             for runner in runners:
@@ -227,7 +230,12 @@ class Race:
             if original is not None and original.failed:
                 continue
             timed = racing if original is None or twin is None or twin.failed else [*racing, twin]
-            before = self._round(batch, max(marks, default=-1) + 1, timed, runners, launches, before, marks)
+            if placement != field.placement:
+                placement = field.placement
+                self._move(timed, placement, runners)
+                continue
+            number = max(max(marks, default=-1) + 1, placement * PLACEMENT_ROUNDS)
+            before = self._round(batch, number, timed, runners, launches, before, marks)
             if len(counted(marks, self._protocol.repeats)) in boundaries(self._protocol):
                 field = self._field(batch, runners)
         if twin is not None:
@@ -267,6 +275,16 @@ class Race:
         if taken:
             self._store.add_samples(taken, twins, during)
         return after
+
+    def _move(self, timed: Sequence[Runner], placement: int, runners: Sequence[Runner]) -> None:
+        """Move who is timed; whoever finds no room for a second set stays."""
+        for runner in timed:
+            beside = [r.footprint for r in timed if not (r.failed or r.crowded)]
+            if runner.failed or not self._budget.fits(self._input_bytes, [*beside, runner.footprint]):
+                continue
+            failure = self._bench.move(runner.candidate, placement)
+            if failure is not None and failure.kind not in UNMEASURED:
+                self._drop(runner, failure, runners)
 
     def _admit_twin(self, original: Runner, batch: int, beside: Sequence[Runner]) -> Runner:
         """Make a copy of the best resident; without memory for it the noise floor stays unknown."""

@@ -9,6 +9,9 @@ from enum import StrEnum
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
+PLACEMENT_ROUNDS = 1000
+"""The rounds of placement p of a batch are numbered from 1000 p."""
+
 
 class FailureKind(StrEnum):
     """Why a trial gave no latency."""
@@ -69,9 +72,10 @@ class Sample:
     """One timed replay: microseconds per launch, and where in the race it was taken.
 
     `batch` counts the races of a cell (a champion is carried into the next one), `round` the rounds of a
-    batch, `position` the place in the round's order; `launches` were averaged. `sm_clock_mhz` is the clock
-    right after the round, where there is one to read; a `throttled` sample is of a round in which the
-    device held its clocks back: it is kept and no verdict reads it.
+    batch, `position` the place in the round's order; `launches` were averaged. A batch begins where its
+    candidates were prepared, placement 0; finalists are then moved to other addresses, again and again.
+    `sm_clock_mhz` is the clock right after the round, where there is one to read; a `throttled` sample is
+    of a round in which the device held its clocks back: it is kept and no verdict reads it.
     """
 
     batch: int
@@ -81,6 +85,11 @@ class Sample:
     latency_us: float
     sm_clock_mhz: int | None = None
     throttled: bool = False
+
+    @property
+    def placement(self) -> int:
+        """Which placement of its batch the sample was taken in: what shares one shares where buffers lie."""
+        return self.round // PLACEMENT_ROUNDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,15 @@ class Standing:
 def standings(trials: Sequence[Trial], floor: float = 0.0) -> list[Standing]:
     """Return the measured candidates of one cell, best first; `floor` is the sweep's (see `noise_floor`).
 
-    The best has the lowest median without drift (see `steady`), which is also the latency that is shown. Each
-    other is compared with it round by round. In a cell that was raced in several batches a candidate may
-    share too few rounds with the best: then the comparison goes over a bridge, a candidate that is placed
-    already and shares enough rounds (the champion that was carried). Regrets a over the bridge and b of the
-    bridge make (1 + a)(1 + b) - 1, point and limits alike; of several bridges the one with the smallest upper
-    limit counts. Where one limit holds at confidence c, one over a bridge holds at least at 2 c - 1 (90 % for
-    95 %), and every further bridge takes 1 - c more; so it is with a finalist's, which two looks at the same
+    The best has the lowest median without drift (see `steady`), which is also the latency that is shown.
+    Where finalists were moved to other addresses it is one of them: whoever was timed at one place only is
+    surely slower than one of them there, by more than places differ (`mhctune.autotuner.field`). Each other
+    is compared with it round by round. In a cell that was raced in several batches a candidate may share too
+    few rounds with the best: then the comparison goes over a bridge, a candidate that is placed already and
+    shares enough rounds (the champion that was carried). Regrets a over the bridge and b of the bridge make
+    (1 + a)(1 + b) - 1, point and limits alike; of several bridges the one with the smallest upper limit
+    counts. Where one limit holds at confidence c, one over a bridge holds at least at 2 c - 1 (90 % for 95
+    %), and every further bridge takes 1 - c more; so it is with a finalist's, which two looks at the same
     race decide. A regret is never negative.
 
     Who left early was surely slower by more than the bound of the sweep. Its limits come from the few rounds
@@ -60,7 +62,8 @@ def standings(trials: Sequence[Trial], floor: float = 0.0) -> list[Standing]:
         return []
     latency = {candidate: outcome.latency_us for candidate, outcome in measured.items()}
     latency |= steady({candidate: outcome.samples for candidate, outcome in measured.items()})
-    best = min(measured, key=lambda c: (latency[c], c))
+    confirmed = {c for c, outcome in measured.items() if any(s.placement for s in outcome.samples)}
+    best = min(confirmed or measured, key=lambda c: (latency[c], c))
     placed = _linked(best, measured, counted(trials[0].cell.num_tokens, "token"))
     found = [Standing(c, latency[c], _floored(interval), floor) for c, interval in placed.items()]
     return sorted(found, key=lambda s: (s.candidate != best, s.regret.point, s.latency_us, s.candidate))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from mhctune.autotuner.records import Sample, Trial
+from mhctune.autotuner.records import PLACEMENT_ROUNDS, Sample, Trial
 from mhctune.kernels.space import Candidate
 
 CONFIDENCE = 0.95
@@ -43,14 +43,34 @@ def paired_ratios(samples: Sequence[Sample], best: Sequence[Sample]) -> tuple[fl
     Raises:
         ValueError: a latency that is not a positive finite number, or two samples of one round.
     """
+    return tuple(_ratios(samples, best).values())
+
+
+def _ratios(samples: Sequence[Sample], best: Sequence[Sample]) -> dict[tuple[int, int], float]:
     mine, others = _by_round(samples), _by_round(best)
-    return tuple(mine[key] / others[key] for key in sorted(mine.keys() & others.keys()))
+    return {key: mine[key] / others[key] for key in sorted(mine.keys() & others.keys())}
+
+
+def _independent(values: Mapping[tuple[int, int], float]) -> list[float]:
+    """Return, of values by (batch, round), the median of each placement; the values where nobody moved.
+
+    Where buffers lie moves all rounds of a placement alike: these medians are independent and not the rounds.
+    """
+    if all(round < PLACEMENT_ROUNDS for _, round in values):
+        return list(values.values())
+    places: dict[tuple[int, int], list[float]] = {}
+    for (batch, round), value in values.items():
+        places.setdefault((batch, round // PLACEMENT_ROUNDS), []).append(value)
+    return [statistics.median(found) for found in places.values()]
 
 
 def regret(
     samples: Sequence[Sample], best_samples: Sequence[Sample], confidence: float = CONFIDENCE
 ) -> RegretInterval:
     """Return the regret of `samples` against `best_samples`: the median of the paired ratios - 1.
+
+    Of a pair that was timed in enough placements together (finalists) it is the median over these of each
+    one's median ratio, and so are the limits: rounds at the same addresses are no independent evidence.
 
     The limits are order statistics of the paired ratios: those medians that the one-sided quantile test
     (the sign test when the quantile is the median; `scipy.stats.quantile_test`) does not reject. Each limit
@@ -70,19 +90,19 @@ def regret(
     """
     if not 0.5 <= confidence < 1:
         raise ValueError(f"confidence is {confidence}; it must lie between 0.5 and 1 (0.95 is 95 %)")
-    ratios = paired_ratios(samples, best_samples)
-    needed = pairs_needed(confidence)
+    by_round = _ratios(samples, best_samples)
+    ratios, placed, needed = list(by_round.values()), _independent(by_round), pairs_needed(confidence)
     if len(ratios) < needed:
         raise TooFewSamples(
             f"{len(ratios)} paired rounds give no limit at {confidence:.4g} confidence; {needed} are needed. "
             "Measure more rounds or lower the confidence."
         )
-    return _limits(ratios, confidence)
+    return _limits(placed if len(placed) >= needed else ratios, confidence, len(ratios))
 
 
-def _limits(ratios: Sequence[float], confidence: float) -> RegretInterval:
+def _limits(ratios: Sequence[float], confidence: float, pairs: int) -> RegretInterval:
     ordered, (low, high) = sorted(ratios), _limit_places(len(ratios), confidence)
-    return RegretInterval(statistics.median(ratios) - 1, ordered[low] - 1, ordered[high] - 1, len(ratios))
+    return RegretInterval(statistics.median(ratios) - 1, ordered[low] - 1, ordered[high] - 1, pairs)
 
 
 def steady(samples: Mapping[Candidate, Sequence[Sample]]) -> dict[Candidate, float]:
@@ -91,8 +111,9 @@ def steady(samples: Mapping[Candidate, Sequence[Sample]]) -> dict[Candidate, flo
     A round's level is the median, over those who ran the most rounds of its batch, of latency / own median in
     that batch; a latency over its round's level has no drift left in it (one step of Tukey's median polish).
     A plain median would not do: who left early was measured at a time of its own, when the machine may have
-    been faster. Against the ratio to one other candidate it has the smaller noise. Throttled samples are left
-    out; a candidate that has no others is left out, too.
+    been faster. Against the ratio to one other candidate it has the smaller noise. The median of who
+    was moved is that of its placements' medians. Throttled samples are left out; a candidate that has no
+    others is left out, too.
     """
     sound = {c: [s for s in taken if not s.throttled] for c, taken in samples.items()}
     by_batch: dict[int, dict[Candidate, dict[int, float]]] = {}
@@ -104,15 +125,15 @@ def steady(samples: Mapping[Candidate, Sequence[Sample]]) -> dict[Candidate, flo
         most = max(map(len, ran.values()))
         shares: dict[int, list[float]] = {}
         for latencies in (found for found in ran.values() if len(found) == most):
-            middle = statistics.median(latencies.values())
+            middle = statistics.median(_independent({(batch, r): us for r, us in latencies.items()}))
             for round, latency in latencies.items():
                 shares.setdefault(round, []).append(latency / middle)
         levels |= {(batch, round): statistics.median(found) for round, found in shares.items()}
-    return {
-        c: statistics.median(s.latency_us / levels.get((s.batch, s.round), 1.0) for s in taken)
+    level = {
+        c: {(s.batch, s.round): s.latency_us / levels.get((s.batch, s.round), 1.0) for s in taken}
         for c, taken in sound.items()
-        if taken
     }
+    return {c: statistics.median(_independent(taken)) for c, taken in level.items() if taken}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +156,15 @@ def noise_floor(trials: Sequence[Trial], confidence: float = CONFIDENCE) -> Nois
     A twin has buffers, and a graph, of its own and another place in the round: what keeps its ratio to the
     original away from 1, round after round, is what pairing cannot cancel, and no difference of that size
     says that one candidate is faster. The limits are those of `regret`, of the ratios of all cells together,
-    which have one median if the two differ by nothing. One cell has so few pairs that its limits are wider
+    which have one median if the two differ by nothing; of a cell with several placements, of each one's
+    median, because a twin lies elsewhere each time. One cell has so few pairs that its limits are wider
     than what it tells apart (1-3 % on an H200, 6-9 % on a CPU); each regret's own allow for that already.
     """
-    ratios = [ratio for trial in trials for ratio in paired_ratios(trial.twins, trial.samples)]
-    if len(ratios) < pairs_needed(confidence):
+    by_trial = [_ratios(trial.twins, trial.samples) for trial in trials]
+    values = [value for ratios in by_trial for value in _independent(ratios)]
+    if len(values) < pairs_needed(confidence):
         return None
-    found = _limits(ratios, confidence)
+    found = _limits(values, confidence, sum(map(len, by_trial)))
     return NoiseFloor(found.lower, found.upper, found.n)
 
 

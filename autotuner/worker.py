@@ -175,6 +175,14 @@ class RemoteBench:
         result: float | Failure = self._guarded("sample", candidate, arguments, self._limits.sample_s)
         return result
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Give a resident candidate other addresses."""
+        if candidate in self._lost:
+            return self._lost.pop(candidate)
+        arguments = (candidate, placement)
+        result: Failure | None = self._guarded("move", candidate, arguments, self._limits.prepare_s)
+        return result
+
     def release(self, candidate: Candidate) -> None:
         """Free what a candidate holds."""
         if candidate in self._residents:

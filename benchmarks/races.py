@@ -1,4 +1,4 @@
-"""Simulated races from recorded noise: `python benchmarks/races.py [--races N] [RECORDING.jsonl | DB ...]`.
+"""Simulated races from recorded noise: `python benchmarks/races.py [OPTIONS] [RECORDING.jsonl | DB ...]`.
 
 Real races (`mhctune.autotuner.race`) of candidates whose true latencies are known: one is the best, seven
 are truly slower by 1, 2 or 5 %, in random order. Their noise is recorded: a sample is its candidate's truth,
@@ -6,6 +6,9 @@ times a drift that all samples of a moment share, times a residual. A race draws
 recorded candidates, and its drift, in blocks of three rounds, since noise lasts longer than a round. Beside
 it stands what most tuners do with as many samples: each candidate by itself, one after the other, and the
 lowest median wins. A second table asks how often the argmin of medians changes its mind on the same samples.
+
+With `--placement 0.02` a sample is also times a bias of where its candidate lies, uniform within 2 % and
+drawn anew whenever it moves; races are then run twice, with finalists that stay and with those that move.
 
 The defaults are the recordings that are shipped; databases and further recordings can be named.
 """
@@ -17,6 +20,7 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 from mhctune.autotuner.budget import VramBudget
@@ -106,14 +110,16 @@ def blocks(values: Sequence[float], rng: random.Random) -> Iterator[float]:
 
 @dataclass
 class SimulatedBench:
-    """Answers with truth x drift x residual; the drift is the round's."""
+    """Answers with truth x drift x residual x bias; the drift is the round's, the bias the placement's."""
 
     truth: dict[Candidate, float]
     noise: Noise
     rng: random.Random
+    bias: float = 0.0
     spent: int = 0
     _drift: dict[tuple[int, int], float] = field(default_factory=dict)
     _residuals: dict[Candidate, Iterator[float]] = field(default_factory=dict)
+    _biases: dict[Candidate, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._pace = blocks(self.noise.drift, self.rng)
@@ -137,7 +143,16 @@ class SimulatedBench:
     def prepare(self, candidate: Candidate) -> Footprint:
         """Give a candidate the noise of a recorded one."""
         self._residuals[candidate] = blocks(self.rng.choice(self.noise.residuals), self.rng)
+        self._biases[candidate] = self._placed()
         return self.forecast(candidate)
+
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Give a candidate another bias."""
+        self._biases[candidate] = self._placed()
+        return None
+
+    def _placed(self) -> float:
+        return 1 + self.rng.uniform(-self.bias, self.bias) if self.bias else 1.0
 
     def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
         """Return a time in a moment that all of the round share."""
@@ -145,7 +160,7 @@ class SimulatedBench:
             self._drift[batch, round] = next(self._pace)
         self.spent += launches > 1
         true = self.truth[Candidate(candidate.arm, candidate.items)]
-        return true * self._drift[batch, round] * next(self._residuals[candidate])
+        return true * self._drift[batch, round] * next(self._residuals[candidate]) * self._biases[candidate]
 
     def release(self, candidate: Candidate) -> None:
         """Nothing is held."""
@@ -156,7 +171,7 @@ class SimulatedBench:
     def alone(self, candidate: Candidate, rounds: int) -> float:
         """Return the median of samples that are taken one after the other, in moments of their own."""
         residuals = blocks(self.rng.choice(self.noise.residuals), self.rng)
-        true = self.truth[candidate]
+        true = self.truth[candidate] * self._placed()
         return statistics.median(true * next(self._pace) * next(residuals) for _ in range(rounds))
 
 
@@ -234,8 +249,21 @@ class Tally:
     slower_alone: int = 0
 
 
-def simulate(noises: Sequence[Noise], slower: float, samples: int, races: int, seed: int) -> Tally:
-    """Race so often, and tally what comes of it; every `CELLS` races are a sweep, with one noise floor."""
+def simulate(
+    noises: Sequence[Noise],
+    slower: float,
+    samples: int,
+    races: int,
+    seed: int,
+    bias: float = 0.0,
+    stay: bool = False,
+) -> Tally:
+    """Race so often, and tally what comes of it; every `CELLS` races are a sweep, with one noise floor.
+
+    A candidate is up to `bias` faster or slower by where it lies; with `stay` finalists are not moved.
+    """
+    protocol = Protocol.of("c", samples)
+    protocol = replace(protocol, placements=0) if stay else protocol
     rng, tally = random.Random(seed), Tally(races)
     runners = [Candidate.of("fused", {"n": n}) for n in range(FIELD)]
     same, equal = dict.fromkeys(runners, ("kernel",)), dict.fromkeys(runners, 1)
@@ -244,8 +272,8 @@ def simulate(noises: Sequence[Noise], slower: float, samples: int, races: int, s
         for _ in range(min(CELLS, races - first)):
             best = rng.choice(runners)
             truth = {c: 100.0 if c == best else 100.0 * (1 + slower) for c in runners}
-            bench, store = SimulatedBench(truth, rng.choice(noises), rng), ListStore()
-            race = Race(1, CELL, store, bench, VramBudget(100, 100), Protocol.of("c", samples))  # type: ignore[arg-type]
+            bench, store = SimulatedBench(truth, rng.choice(noises), rng, bias), ListStore()
+            race = Race(1, CELL, store, bench, VramBudget(100, 100), protocol)  # type: ignore[arg-type]
             race.run(rng.sample(runners, FIELD), ())
             run.append((best, store.trials(1)))
             tally.spent += bench.spent
@@ -328,6 +356,7 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--races", type=int, default=400)
+    parser.add_argument("--placement", type=float, default=0.0, help="bias of where a candidate lies (0.02)")
     parser.add_argument("places", nargs="*", default=RECORDINGS)
     given = parser.parse_args()
     try:
@@ -341,13 +370,15 @@ def main() -> None:
         noises = [noise for rows in cells(trials, samples).values() if (noise := Noise.of(rows))]
         if not noises:
             print(f"{name[:21]:21}  in no cell do four candidates come within 10 % of the best")
-        for slower in (0.01, 0.02, 0.05) if noises else ():
-            tally = simulate(noises, slower, samples, given.races, 20261129)
+        kinds = (True, False) if given.placement else (False,)
+        for slower, stay in product((0.01, 0.02, 0.05) if noises else (), kinds):
+            tally = simulate(noises, slower, samples, given.races, 20261129, given.placement, stay)
             n = tally.races
             wrong = f"{tally.slower_best / n:5.1%}  {tally.told_wrongly / n:4.1%}  {tally.lost / n:4.1%}"
             ties = f"{tally.fresh / n:5.1%}  {tally.kept / n:5.1%}  {tally.bands / n:5.1%}"
             cost = f"{tally.spent / n:7.0f}  {tally.slower_alone / n:5.1%}"
-            print(f"{name[:21]:21}  {slower:6.0%}  {wrong}  {ties}  {cost}")
+            rule = "" if not given.placement else "  stay" if stay else "  move"
+            print(f"{name[:21]:21}  {slower:6.0%}  {wrong}  {ties}  {cost}{rule}")
     print(
         "leads: has the lowest median; told: the truly best is not among the tied; by the rule for ties:\n"
         "lost: is served though the truly best is the incumbent, fresh: is served, no incumbent, kept: is\n"

@@ -77,16 +77,23 @@ def total_bytes(specs: Sequence[BufferSpec], role: Role | None = None) -> int:
 class OutputBuffers:
     """One output-buffer set: the same storage when checked, primed, captured, timed and replayed."""
 
-    def __init__(self, specs: Sequence[BufferSpec], device: str | torch.device, slots: int = 1) -> None:
-        """Allocate `slots` copies of every spec."""
+    def __init__(
+        self, specs: Sequence[BufferSpec], device: str | torch.device, slots: int = 1, offset_bytes: int = 0
+    ) -> None:
+        """Allocate `slots` copies of every spec, each `offset_bytes` behind where its allocation begins.
+
+        The offset must be a multiple of 256, on which kernels may rely, and is not counted in `bytes`.
+        """
+        if offset_bytes < 0 or offset_bytes % 256:
+            raise ValueError(f"offset_bytes is {offset_bytes}; it must be a multiple of 256, not below 0")
         self.specs = tuple(specs)
-        self._slots = [
-            {
-                spec.name: torch.empty(spec.numel, dtype=torch_dtype(spec.dtype), device=device)
-                for spec in self.specs
-            }
-            for _ in range(slots)
-        ]
+
+        def allocated(spec: BufferSpec) -> torch.Tensor:
+            dtype = torch_dtype(spec.dtype)
+            before = offset_bytes // dtype.itemsize
+            return torch.empty(before + spec.numel, dtype=dtype, device=device)[before:]
+
+        self._slots = [{spec.name: allocated(spec) for spec in self.specs} for _ in range(slots)]
 
     @property
     def slots(self) -> int:

@@ -263,3 +263,50 @@ def test_the_inputs_of_a_cell_follow_from_the_seed(compiler: Compiler) -> None:
         bench.prepare(CANDIDATE)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_moved_candidate_writes_other_addresses_with_the_same_bits(compiler: Compiler) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def watch(inner: Launch, inputs: Tensors, buffers: Tensors) -> None:
+        inner(inputs, buffers)
+        seen.append(tuple(view.data_ptr() for view in buffers.values()))
+
+    bench = bench_of(compiler, Planted(watch))
+    assert isinstance(bench.prepare(CANDIDATE), Footprint)
+    for placement in (1, 2, 3):
+        assert bench.move(CANDIDATE, placement) is None
+        assert bench.sample(CANDIDATE, 0, 1000 * placement, 2) == 5.0
+        moved, first, second = seen[-3:]
+        assert moved == first == second
+        assert not set(moved) & set(seen[-4])
+
+
+def test_other_bits_at_other_addresses_are_a_mismatch(compiler: Compiler) -> None:
+    calls: list[int] = []
+
+    def fickle(inner: Launch, inputs: Tensors, buffers: Tensors) -> None:
+        inner(inputs, buffers)
+        calls.append(1)
+        if len(calls) > 1:
+            buffers["layer_input"][0, 0] += 1
+
+    bench = bench_of(compiler, Planted(fickle))
+    assert isinstance(bench.prepare(CANDIDATE), Footprint)
+    found = bench.move(CANDIDATE, 1)
+    assert found is not None
+    assert (found.kind, "layer_input" in found.detail) == (FailureKind.MISMATCH, True)
+
+
+def test_a_move_that_fails_to_launch_is_a_failure_and_no_exception(compiler: Compiler) -> None:
+    calls: list[int] = []
+
+    def once(inner: Launch, inputs: Tensors, buffers: Tensors) -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        inner(inputs, buffers)
+
+    bench = bench_of(compiler, Planted(once))
+    assert isinstance(bench.prepare(CANDIDATE), Footprint)
+    assert failure(bench.move(CANDIDATE, 1)).kind is FailureKind.OUT_OF_MEMORY  # type: ignore[arg-type]

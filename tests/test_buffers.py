@@ -154,3 +154,18 @@ def test_the_outputs_of_4096_tokens_at_hidden_4096_take_168_million_bytes() -> N
     assert sum(specs[name].bytes for name in named) == 168_099_840
     assert specs["residual_out"].bytes == 134_217_728
     assert total_bytes(tuple(specs.values())) == 168_099_840 + 4096 * 4 * 4
+
+
+def test_an_offset_moves_every_storage_and_changes_nothing_else() -> None:
+    specs = [BufferSpec("a", (3, 4), "bfloat16"), BufferSpec("b", (3,), "float32")]
+    plain, moved = OutputBuffers(specs, "cpu"), OutputBuffers(specs, "cpu", offset_bytes=512)
+    moved.poison()
+    assert plain.bytes == moved.bytes
+    assert {name: view.shape for name, view in plain.bind(2).items()} == {
+        name: view.shape for name, view in moved.bind(2).items()
+    }
+    assert [t.storage_offset() * t.element_size() for t in moved.storages()] == [512, 512]
+    assert all(unwritten(view) == view.numel() for view in moved.bind(3).values())
+    for wrong in (-256, 100):
+        with pytest.raises(ValueError, match=f"offset_bytes is {wrong}; it must be a multiple of 256"):
+            OutputBuffers(specs, "cpu", offset_bytes=wrong)

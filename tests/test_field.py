@@ -104,3 +104,26 @@ def test_a_candidate_exactly_at_the_bound_leaves_as_seldom_as_the_level_says(loo
         samples: Mapping[Candidate, Sequence[Sample]] = {A: rounds([1.0] * count), B: rounds(pattern)}
         left += B in field_after(samples, protocol, 0.05).done
     assert 0 < left / 2**count <= 0.05
+
+
+MOVES = replace(PROTOCOL, placements=5)
+
+
+def test_who_is_within_what_places_differ_by_is_confirmed_elsewhere_although_the_rounds_tell_it_apart() -> (
+    None
+):
+    near = batch(13, A=1.0, B=1.029, C=1.031)
+    assert field_after(near, MOVES, 0.05) == Field((A, B), frozenset({C}), A, 1)
+    assert field_after(near, PROTOCOL, 0.05) == Field((A,), frozenset({B, C}), A)
+
+
+def test_the_placement_follows_from_the_rounds_that_count() -> None:
+    assert boundaries(MOVES) == (6, 12, 13, 14, 15, 16, 17, 18)
+    numbers = [*range(13), 1000, 2000, 3000]
+
+    def moved(hot: Sequence[int] = ()) -> dict[Candidate, list[Sample]]:
+        return {c: [Sample(0, n, 0, 20, 1.0, throttled=n in hot) for n in numbers] for c in (A, B, C)}
+
+    assert field_after(moved(), MOVES, 0.05).placement == 4
+    assert field_after(moved(hot=[3000]), MOVES, 0.05).placement == 3  # once more in the same place
+    assert field_after(moved(), replace(MOVES, confirmation=3, placements=3), 0.05).racing == ()

@@ -31,14 +31,35 @@ def test_a_gpu_replays_graphs_of_unrolled_launches_and_a_cpu_single_ones() -> No
 
 def test_rounds_and_version_are_kept_with_what_was_measured() -> None:
     kept = Protocol.of("cuda", 15).to_dict()
-    expected = {"samples": 15, "screening": 6, "confirmation": 15, "repeats": 10, "version": PROTOCOL_VERSION}
+    expected = {"samples": 15, "screening": 6, "confirmation": 15, "repeats": 10, "placements": 7}
+    expected["version"] = PROTOCOL_VERSION
     assert expected.items() <= kept.items()
     assert Protocol(**kept) == Protocol.of("cuda", 15)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("samples", 0), ("screening", 0), ("confirmation", -1), ("repeats", -1)]
+    ("field", "value"),
+    [("samples", 0), ("screening", 0), ("confirmation", -1), ("repeats", -1), ("placements", -1)],
 )
 def test_rounds_that_cannot_be_counted_are_refused(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}; it must be at least"):
         Protocol(**{"samples": 9, field: value})
+
+
+@pytest.mark.parametrize(
+    ("samples", "shares"), [(15, [3, 2, 2, 2, 2, 2, 2]), (9, [2, 1, 1, 2, 1, 1, 1]), (5, [1] * 5)]
+)
+def test_the_placements_share_the_confirming_rounds(samples: int, shares: list[int]) -> None:
+    protocol = Protocol.of("cuda", samples)
+    found = [protocol.placement(confirmed) for confirmed in range(protocol.confirmation)]
+    assert [found.count(place) for place in range(1, max(found) + 1)] == shares
+    assert found == sorted(found)
+    assert Protocol(9, confirmation=9).placement(3) == 0
+
+
+def test_more_placements_than_rounds_to_share_and_rounds_that_have_no_number_are_refused() -> None:
+    with pytest.raises(ValueError, match="placements is 4; with 3 confirming rounds it may be at most 3"):
+        Protocol(9, confirmation=3, placements=4)
+    assert Protocol(975, confirmation=15).samples == 975
+    with pytest.raises(ValueError, match=r"samples is 976; with 15 confirming rounds and 10 repeats .* 975"):
+        Protocol(976, confirmation=15)

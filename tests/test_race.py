@@ -75,6 +75,8 @@ class FakeBench:
     most_resident: int = 0
     entered: int = 0
     floor: float = 0.0
+    moved: list[tuple[Candidate, int]] = field(default_factory=list)
+    stuck: dict[Candidate, Failure] = field(default_factory=dict)
 
     def input_bytes(self, cell: Cell) -> int:
         return INPUT_BYTES
@@ -108,6 +110,11 @@ class FakeBench:
         self.timed.append((candidate, batch, round))
         answers = self.odd.get((candidate, batch, round), [])
         return answers.pop(0) if answers else latency_of(candidate, batch, round)
+
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        assert candidate in self.resident
+        self.moved.append((candidate, placement))
+        return self.stuck.get(candidate)
 
     def release(self, candidate: Candidate) -> None:
         if candidate in self.resident:
@@ -596,6 +603,85 @@ def test_a_resumed_race_with_a_wider_bound_takes_back_who_had_left() -> None:
     race(SteadyBench(times=times), store, protocol=LOOKS, max_regret=0.1)
     assert [s.round for s in store.rows[C].samples] == [*range(6), *range(8, 13)]
     assert len(store.rows[D].samples) == 6
+
+
+# Finalists move.
+
+MOVES = Protocol(13, screening=6, confirmation=6, placements=4)
+
+
+def places(store: ListStore, candidate: Candidate) -> list[int]:
+    return [s.round for s in store.rows[candidate].samples][13:]
+
+
+def test_finalists_and_the_twin_move_before_the_rounds_of_each_placement() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=102.0, C=104.0))
+    store = race(bench, ListStore(), protocol=MOVES)
+    assert [s.round for s in store.rows[C].samples] == [
+        *range(13)
+    ]  # surely slower by more than places differ
+    assert [s.placement for s in store.rows[A].samples] == [0] * 13 + [1, 1, 2, 3, 3, 4]
+    numbers = places(store, A)
+    assert numbers == places(store, B) == [s.round for s in store.rows[A].twins]
+    assert [n // 1000 for n in numbers] == [1, 1, 2, 3, 3, 4]
+    twin = Twin.to(A)
+    assert bench.moved == [(c, place) for place in range(1, 5) for c in (A, B, twin)]
+    order = [(c, round) for c, _, round in bench.timed if round >= 1000]
+    assert [c for c, round in order if round == numbers[2]] in ([A, B, twin], [twin, B, A])
+    assert store.kinds() == dict.fromkeys(SEVEN)
+
+
+def test_who_finds_no_memory_for_a_move_stays_and_is_timed_there() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=100.0), stuck={B: NO_MEMORY})
+    store = race(bench, ListStore(), protocol=MOVES)
+    assert places(store, A) == places(store, B)
+    assert store.kinds() == dict.fromkeys(SEVEN)
+
+
+def test_without_room_for_a_second_set_nobody_is_asked_to_move() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=100.0))
+    store = race(bench, ListStore(), room_for(3), candidates=(A, B), protocol=MOVES)
+    assert bench.moved == []
+    assert len(places(store, A)) == len(places(store, B)) == 6
+    bench = SteadyBench(times=steady(A=100.0, B=100.0))
+    race(bench, ListStore(), room_for(4), candidates=(A, B), protocol=MOVES)
+    assert len(bench.moved) == 4 * 3
+    assert bench.most_resident == 3
+
+
+def test_other_bits_at_other_addresses_are_a_failure_and_the_others_go_on() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=100.0), stuck={B: MISMATCH})
+    store = race(bench, ListStore(), protocol=MOVES)
+    assert store.rows[B].outcome == MISMATCH
+    assert len(places(store, A)) == 6
+    assert {c for c, kind in store.kinds().items() if kind is None} == set(SEVEN) - {B}
+
+
+def test_what_a_twin_fails_by_when_it_moves_is_the_originals_failure() -> None:
+    times = steady(A=100.0, B=102.0)
+    store = race(SteadyBench(times=times, stuck={Twin.to(A): LAUNCH}), ListStore(), protocol=MOVES)
+    assert store.rows[A].outcome == LAUNCH
+    assert len(places(store, B)) == 6
+
+
+@pytest.mark.parametrize("every", [3, 7])
+def test_a_race_stopped_between_moves_equals_one_that_was_not(every: int) -> None:
+    times = steady(A=100.0, B=102.0)
+    whole = race(SteadyBench(times=times), ListStore(), protocol=MOVES)
+    store = ListStore()
+    while any(trial.outcome is None for trial in store.rows.values()) or len(store.rows) < len(SEVEN):
+        bench = SteadyBench(times=times)
+        with suppress(Stopped):
+            race(bench, store, AMPLE, partial(has_timed, bench, every), protocol=MOVES)
+    assert store.rows == whole.rows
+
+
+def test_a_throttled_round_is_taken_again_in_its_placement() -> None:
+    bench = SteadyBench(times=steady(A=100.0))
+    store = race(bench, ListStore(), candidates=(A, B), protocol=MOVES, read=reader(14))
+    confirming = store.rows[A].samples[13:]
+    assert [s.placement for s in confirming] == [1, 1, 1, 1, 2, 3, 3, 4]
+    assert [s.throttled for s in confirming] == [True, True, *[False] * 6]
 
 
 # Conditions.

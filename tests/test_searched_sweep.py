@@ -81,6 +81,10 @@ class Model:
         away = abs(config["tile_n"] - (12 if many else 4)) + abs(config["n_splits"] - (1 if many else 10))
         return 100.0 + 3 * away + round / 100 + (5 if candidate.arm == "unfused" else 0)
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Nothing lies anywhere."""
+        return None
+
     def release(self, candidate: Candidate) -> None:
         """Nothing is held."""
 

@@ -199,3 +199,69 @@ def test_too_few_twins_give_no_floor() -> None:
     assert noise_floor([trial(rounds([1.0] * 9), rounds([1.1] * 4))]) is None
     assert noise_floor([trial(rounds([1.0] * 9), ())]) is None
     assert noise_floor([]) is None
+
+
+# Placements.
+
+
+def placed(latencies: Sequence[Sequence[float]]) -> list[Sample]:
+    """Rounds of one batch, placement by placement; the first one is where it began."""
+    return [
+        Sample(0, 1000 * place + n, 0, 20, latency)
+        for place, row in enumerate(latencies)
+        for n, latency in enumerate(row)
+    ]
+
+
+def test_rounds_of_one_placement_are_no_independent_evidence() -> None:
+    """What 60 rounds share tells nothing: the limits are as wide as the placements lie apart."""
+    biases = [1.02, 1.01, 0.99, 1.015, 0.985, 1.02, 1.0, 0.98]
+    mine, best = placed([[100 * b] * 60 for b in biases]), placed([[100.0] * 60] * 8)
+    found = regret(mine, best)
+    assert found.n == 480
+    assert found.point == pytest.approx(statistics.median(biases) - 1)
+    assert (found.lower, found.upper) == (pytest.approx(0.985 - 1), pytest.approx(1.02 - 1))
+    stayed = regret(rounds([102.0] * 60), rounds([100.0] * 60))
+    assert (stayed.lower, stayed.upper) == (pytest.approx(0.02), pytest.approx(0.02))
+
+
+def test_each_placement_counts_once_however_many_rounds_it_had() -> None:
+    mine = placed([[110.0] * 15, *([[100.0] * 2] * 7)])
+    assert regret(mine, placed([[100.0] * 15, *([[100.0] * 2] * 7)])).point == 0.0
+    other = Candidate.of("fused", {"n": 1})
+    levels = steady(
+        {other: mine, Candidate.of("fused", {"n": 2}): placed([[100.0] * 15, *([[100.0] * 2] * 7)])}
+    )
+    assert levels[other] == pytest.approx(100.0)
+
+
+def test_fewer_placements_than_the_level_can_bear_leave_the_limits_to_the_rounds() -> None:
+    few = [[101.0, 102.0, 103.0], [102.0, 103.0]]
+    found = regret(placed(few), placed([[100.0] * 3, [100.0] * 2]))
+    assert (found.lower, found.upper) == (pytest.approx(0.01), pytest.approx(0.03))
+
+
+def test_limits_of_placements_hold_as_often_as_they_say_and_those_of_rounds_do_not() -> None:
+    """No true difference, a bias of each placement: the lower limit is above 0 too often."""
+    rng = random.Random(3)
+    missed = {"placements": 0, "rounds": 0}
+    for _ in range(400):
+        biases = [rng.gauss(1, 0.014) for _ in range(8)]
+        rows = [[100 * b * rng.gauss(1, 0.003) for _ in range(4)] for b in biases]
+        base = [[100.0] * 4] * 8
+        missed["placements"] += regret(placed(rows), placed(base)).lower > 0
+        missed["rounds"] += regret(rounds([us for row in rows for us in row]), rounds([100.0] * 32)).lower > 0
+    assert missed["placements"] / 400 <= 0.05
+    assert missed["rounds"] / 400 > 0.1
+
+
+def test_the_noise_floor_counts_a_placement_of_a_twin_once() -> None:
+    cell = Cell("post_pre_delayed", Problem(hidden_size=256), 1)
+    biases = [1.02, 0.98, 1.01, 0.99, 1.0, 1.015, 0.985]
+    original, twin = placed([[100.0] * 3] * 8), placed([[], *[[100 * b] * 3 for b in biases]])
+    trial = Trial(
+        cell, Candidate.of("fused", {"n": 1}), Footprint(0, 1, 0), None, tuple(original), 1, tuple(twin)
+    )
+    found = noise_floor([trial])
+    assert found is not None
+    assert (found.lower, found.upper, found.n) == (pytest.approx(-0.02), pytest.approx(0.02), 21)

@@ -82,6 +82,9 @@ class FakeBench:
             self.captured.append(candidate)
         return 10.0 + candidate.config["number"]
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        return None
+
     def release(self, candidate: Candidate) -> None:
         self.memory.give(self.held.pop(candidate, 0))
         if candidate in self.captured:

@@ -90,6 +90,10 @@ class FakeBench:
             self.timed.append((self.tokens, candidate))
         return 100.0 + candidate.config["tile_n"] + round
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Nothing lies anywhere."""
+        return None
+
     def release(self, candidate: Candidate) -> None:
         """Nothing is held."""
 

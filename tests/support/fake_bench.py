@@ -62,6 +62,9 @@ class FakeBench:
             return self.broken[candidate]
         return LATENCIES[self.tokens][candidate == UNFUSED] * self.pace * (1 + 0.001 * (round % 9))
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        return None
+
     def release(self, candidate: Candidate) -> None:
         self.resident.discard(candidate)
 

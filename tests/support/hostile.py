@@ -52,6 +52,9 @@ class HostileBench:
             return Failure(FailureKind.LAUNCH, f"{candidate} is not resident in this worker")
         return self._commit(candidate, SAMPLE) or 100.0 + candidate.config["number"]
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        return None
+
     def release(self, candidate: Candidate) -> None:
         self._residents.discard(candidate)
 

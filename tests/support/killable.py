@@ -88,6 +88,10 @@ class LoggingBench:
             return Failure(FailureKind.LAUNCH, "RuntimeError: no")
         return latency(self._tokens, candidate, batch, round)
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Nothing lies anywhere."""
+        return None
+
     def release(self, candidate: Candidate) -> None:
         """Nothing is held."""
 
