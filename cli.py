@@ -27,6 +27,7 @@ from mhctune.autotuner.ahead import AheadBench
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
+from mhctune.autotuner.beside import beside, beside_sheet
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, Finding
 from mhctune.autotuner.derive import Derived
@@ -42,7 +43,7 @@ from mhctune.autotuner.planner import (
     OtherDevice,
     forecast,
     known_seam,
-    plan_sweep,
+    plan_sweeps,
     target_of,
 )
 from mhctune.autotuner.probe import detect, fingerprint
@@ -273,18 +274,30 @@ def sweep(
 ) -> None:  # fmt: skip
     """Measure every candidate of every cell, then derive the bands; stopped, the same command resumes it."""
     device = detect()
-    plan = plan_sweep(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
-                      max_regret=max_regret, samples=samples, l2=l2, seed=seed)  # fmt: skip
-    budget = VramBudget.parse(vram_budget, device.free_bytes)
-    with open_bench(plan.seam.name, plan.target, plan.protocol.l2) as bench:
-        require_room(plan, bench, budget)
+    plans = plan_sweeps(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
+                        max_regret=max_regret, samples=samples, l2=l2, seed=seed)  # fmt: skip
+    budget, failed = VramBudget.parse(vram_budget, device.free_bytes), list[BaseException]()
+    with open_bench(plans[0].seam.name, plans[0].target, plans[0].protocol.l2) as bench:
+        for plan in plans:
+            require_room(plan, bench, budget)
         with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
-            with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
-                bar, stop = Bar(progress), lambda: bool(came())
-                ahead = AheadBench(bench, bench, plan.variants_of)
-                racing = bench if plan.target == "c" else ahead
-                result = Sweep(plan, store, racing, budget, racing.compile_all, stop, bar, read).run(new=new)
-            finish(store, plan, result, came(), as_json, bench.seconds)
+            for plan in plans:
+                with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
+                    bar, stop = Bar(progress), lambda: bool(came())
+                    ahead = AheadBench(bench, bench, plan.variants_of)
+                    racing = bench if plan.target == "c" else ahead
+                    run = Sweep(plan, store, racing, budget, racing.compile_all, stop, bar, read)
+                    result = run.run(new=new)
+                try:
+                    finish(store, plan, result, came(), as_json, bench.seconds)
+                except (SystemExit, NoBands, TooFewSamples) as error:
+                    if came() or len(plans) == 1:
+                        raise
+                    failed.append(error)
+                    note(f"no bands of {plan.seam.name} ({error}); the seams after it go on")
+                bench.seconds.clear()  # each seam's own
+    if failed:
+        raise failed[0]
 
 
 def finish(
@@ -320,6 +333,8 @@ def show_bands(derived: Derived) -> None:
     """Print the bands, and what each arm's best would do."""
     show(report.bands_sheet(derived.table))
     show(report.arms_sheet(derived))
+    if (shipped := beside_sheet(derived)) is not None:
+        show(shipped)
     note("\n".join(f"no band covers {reason}" for reason in derived.missing.values()))
 
 
@@ -330,16 +345,16 @@ def plan(
 ) -> None:  # fmt: skip
     """Forecast candidates, kernels, bytes and seconds of a sweep. Needs no GPU and writes nothing."""
     target, cores = target_of(gpu, None), os.cpu_count() or 1
-    made = plan_sweep(target, sweep, model=model, seam=seam, tokens=tokens, l2=l2, here=False)
     figures = target.figures
-    cost = forecast(made, cores, figures.bandwidth_gb_s.value, int(figures.l2_bytes.value or 0))
-    if as_json:
-        print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
-        return
-    counts = " ".join(map(str, made.token_counts))
-    say(f"{target.name}: {made.seam.name}, {made.seam.label(made.problem)}")
-    say(f"tokens {counts}, {made.protocol.samples} samples")
-    show(report.forecast_sheet(cost, cores))
+    for made in plan_sweeps(target, sweep, model=model, seam=seam, tokens=tokens, l2=l2, here=False):
+        cost = forecast(made, cores, figures.bandwidth_gb_s.value, int(figures.l2_bytes.value or 0))
+        if as_json:
+            print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
+            continue
+        counts = " ".join(map(str, made.token_counts))
+        say(f"{target.name}: {made.seam.name}, {made.seam.label(made.problem)}")
+        say(f"tokens {counts}, {made.protocol.samples} samples")
+        show(report.forecast_sheet(cost, cores))
 
 
 @app.command()
@@ -368,6 +383,9 @@ def bands(
             {"front": derived.chosen.front(), "gain": gains(derived)} if pareto else {}
         )
         found = {name: [asdict(each) for each in rows] for name, rows in costs.items()}
+        ships = beside(derived)
+        if any(row.shipped for row in ships):
+            found["shipped"] = [row.to_dict() for row in ships]
         print_json({**derived.table.to_dict(), **found})
     else:
         show_bands(derived)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mhctune.autotuner.beside import beside
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.front import Point
 from mhctune.autotuner.records import Failure, Footprint, Trial
@@ -34,6 +35,8 @@ class Explanation:
     winner: Candidate
     floor: NoiseFloor | None
     front: Sequence[Point]
+    shipped: Candidate | None = None
+    """What a runtime ships there, if that was measured."""
 
     @property
     def _place(self) -> int:
@@ -41,9 +44,10 @@ class Explanation:
         return next(i for i, s in enumerate(self.standings) if str(s.candidate) == str(self.answer.choice))
 
     def _shown(self, limit: int) -> list[Standing]:
-        """Return the first `limit` candidates, and the served one if it is not among them."""
-        shown = list(self.standings[:limit])
-        return shown if self._place < limit else [*shown, self.standings[self._place]]
+        """Return the first `limit` candidates, and the served and the shipped one if they are not there."""
+        wanted = (str(self.answer.choice), str(self.shipped))
+        rest = [s for s in self.standings[limit:] if str(s.candidate) in wanted]
+        return [*self.standings[:limit], *rest]
 
     def to_dict(self, limit: int) -> dict[str, Any]:
         """Return it as JSON-able data, with the first `limit` candidates."""
@@ -66,6 +70,7 @@ class Explanation:
                     "latency_us": s.latency_us,
                     **asdict(s.regret),
                     "tied": s.tied,
+                    **({"shipped": True} if s.candidate == self.shipped else {}),
                 }
                 for s in self._shown(limit)
             ],
@@ -83,7 +88,8 @@ class Explanation:
                 percent(s.regret.point),
                 percent(s.regret.lower),
                 percent(s.regret.upper),
-                "served" if s is served else "tied" if s.tied else "",
+                ("served" if s is served else "tied" if s.tied else "")
+                + (" shipped" if s.candidate == self.shipped else ""),
             )
             for s in self._shown(limit)
         )
@@ -170,4 +176,5 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
         derived.wins[count],
         derived.floor,
         derived.chosen.front(),
+        next((row.candidate for row in beside(derived) if row.num_tokens == count and row.shipped), None),
     )

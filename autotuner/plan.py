@@ -33,6 +33,8 @@ class SweepPlan:
     max_regret: float
     """Bound of the bands; also who is surely slower by more leaves a race early."""
     search: SearchSettings = field(default_factory=SearchSettings)
+    shipped: tuple[Candidate, ...] = ()
+    """What runtimes ship: raced too, though the spaces are limited to other values."""
 
     @cached_property
     def legal(self) -> Mapping[str, tuple[Candidate, ...]]:
@@ -51,9 +53,10 @@ class SweepPlan:
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The legal points of every arm that is enumerated, in arm order."""
+        """The legal points of every arm that is enumerated, in arm order, then what runtimes ship."""
         searched = self.searched
-        return tuple(c for arm, legal in self.legal.items() if arm not in searched for c in legal)
+        enumerated = [c for arm, legal in self.legal.items() if arm not in searched for c in legal]
+        return tuple(dict.fromkeys((*enumerated, *self.shipped)))
 
     @cached_property
     def drawn(self) -> tuple[Candidate, ...]:
@@ -109,6 +112,8 @@ class SweepPlan:
             "token_counts": self.token_counts,
             "protocol": self.protocol.to_dict(),
         }
+        if self.shipped:
+            identity["shipped"] = [[c.arm, c.key] for c in self.shipped]
         if self.searched:
             identity["search"] = [self.searched, self.anchors, self.search.to_dict()]
         text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
@@ -123,10 +128,14 @@ class SweepPlan:
             variants={c: tuple(map(str, self.variants_of(c))) for c in self.candidates},
             protocol=self.protocol.to_dict(),
             fingerprint=self.fingerprint,
-            sources={arm: self.seam.arm(self.target, arm).source_hash for arm in self.spaces},
+            sources={arm: self.seam.arm(self.target, arm).source_hash for arm in self._arms},
             bound=self.max_regret,
             search=self._exploration(),
         )
+
+    @property
+    def _arms(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.spaces, *(c.arm for c in self.shipped))))
 
     def _exploration(self) -> Exploration | None:
         legal = {arm: len(self.legal[arm]) for arm in self.searched}

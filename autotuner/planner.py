@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from mhctune.autotuner.bench import input_bytes
 from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.probe import Device, detect, fingerprint
 from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
+from mhctune.autotuner.shipped import shipped_candidates
 from mhctune.autotuner.slots import cold_slots
 from mhctune.configs.errors import ConfigError, unknown
 from mhctune.configs.loader import (
@@ -77,12 +78,17 @@ _MODELS = {True: "deepseek-v4.1-flash", False: "deepseek-v4-pro"}
 
 
 def _model_of(named: str | None, config: Sweep, seam: Seam) -> Model:
-    """Return the model that was named, or the sweep's; for a seam of the other version that version's."""
+    """Return the model that was named, or the sweep's; for a seam of the other version that version's.
+
+    A hidden size that the sweep states takes the place of its models', not of one that was named.
+    """
     model = load_model(named or config.model)
-    if named is None and seam.name != config.seam:
+    if named is not None:
+        return model
+    if seam.name != config.seam:
         wanted = seam.canonical(Problem(model.hidden_size, delayed=model.delayed)).delayed
-        return model if wanted == model.delayed else load_model(_MODELS[wanted])
-    return model
+        model = model if wanted == model.delayed else load_model(_MODELS[wanted])
+    return model.model_copy(update={"hidden_size": config.hidden_size or model.hidden_size})
 
 
 def _limits_of(config: Sweep, target: str, seam: Seam, problem: Problem) -> Limits:
@@ -91,7 +97,7 @@ def _limits_of(config: Sweep, target: str, seam: Seam, problem: Problem) -> Limi
     An arm that the sweep does not name keeps every value, and so does a tunable none of whose values fit.
     """
     limits = config.space.get(cast(Target, target), {})
-    if seam.name == config.seam:
+    if seam.name == config.seam and not config.seams:
         return limits
     fitting: dict[str, dict[str, Sequence[int]]] = {}
     for arm in seam.arms(target):
@@ -102,6 +108,40 @@ def _limits_of(config: Sweep, target: str, seam: Seam, problem: Problem) -> Limi
         }
         fitting[arm.name] = {name: values for name, values in kept.items() if values}
     return fitting
+
+
+def require_family(config: Sweep, target: str) -> tuple[str, ...]:
+    """Return the seams that a sweep names; each arm and tunable of its space must be one of theirs.
+
+    Raises:
+        ConfigError: an unknown seam, or an arm or tunable that none of several has.
+    """
+    seams = [known_seam(name) for name in config.seams or (config.seam,)]
+    if not config.seams:
+        return (config.seam,)
+    known: dict[str, set[str]] = {}
+    for seam in seams:
+        problem = seam.canonical(Problem(load_model(config.model).hidden_size))
+        for arm in seam.arms(target):
+            known.setdefault(arm.name, set()).update(t.name for t in arm.space(problem).tunables)
+    for name, tunables in config.space.get(cast(Target, target), {}).items():
+        if name not in known:
+            raise unknown("arm", name, sorted(known))
+        for tunable in tunables:
+            if tunable not in known[name]:
+                raise unknown(f"tunable of arm {name}", tunable, sorted(known[name]))
+    return tuple(seam.name for seam in seams)
+
+
+def plan_sweeps(
+    gpu: GpuTarget, sweep: str | None = None, *, seam: str | None = None, **changes: Any
+) -> tuple[SweepPlan, ...]:
+    """Return the plans of a sweep: one, or one a seam where it names several and `seam` picks none.
+
+    The other arguments and errors are those of `plan_sweep`.
+    """
+    named = (seam,) if seam else require_family(_sweep_of(gpu, sweep), gpu.target)
+    return tuple(plan_sweep(gpu, sweep, seam=name, **changes) for name in named)
 
 
 def spaces_of(seam: Seam, target: str, problem: Problem, limits: Limits) -> dict[str, SearchSpace]:
@@ -192,7 +232,7 @@ def plan_sweep(
         NoArm: the seam has no arm on the target.
         ColdHost: the target `c` is timed warm only.
     """
-    config = load_sweep(sweep or ("quick" if gpu.target == "c" else "decode"))
+    config = _sweep_of(gpu, sweep)
     found = known_seam(seam or config.seam)
     if not found.arms(gpu.target):
         raise NoArm(f"seam {found.name} has no arm on target {gpu.target!r} ({gpu.name}) in this version")
@@ -204,16 +244,24 @@ def plan_sweep(
     shared = replace(problem, top_k=config.top_k, ranks=config.ranks, interleave=config.interleave)
     problem = found.canonical(shared)
     limits = _limits_of(config, gpu.target, found, problem)
+    counts = config.token_counts if tokens is None else parse_token_counts(tokens)
+    machine = fingerprint(found, gpu.target) if here else _described(gpu)
+    ships = (found, problem, gpu.target, machine.sm_count, counts) if config.shipped else None
     return SweepPlan(
         seam=found,
         problem=problem,
         target=gpu.target,
-        token_counts=config.token_counts if tokens is None else parse_token_counts(tokens),
+        token_counts=counts,
         spaces=spaces_of(found, gpu.target, problem, limits),
         protocol=replace(protocol, l2=l2, seed=protocol.seed if seed is None else seed),
-        fingerprint=fingerprint(found, gpu.target) if here else _described(gpu),
+        fingerprint=machine,
         max_regret=config.max_regret if max_regret is None else max_regret,
+        shipped=shipped_candidates(*ships) if ships else (),
     )
+
+
+def _sweep_of(gpu: GpuTarget, named: str | None) -> Sweep:
+    return load_sweep(named or ("quick" if gpu.target == "c" else "decode"))
 
 
 def _described(gpu: GpuTarget) -> Fingerprint:

@@ -1,8 +1,12 @@
-"""Winners of an H200 sweep beside what ships: `python benchmarks/shipped.py DB [SWEEP]`, on that H200.
+"""What ships beside what was tuned.
 
-For each token count: the best candidate, the whole seam's median and the recorded one as shipped; then its
-first kernel alone, beside the recorded prototype of a fused projection: unrolled in a graph, where launches
-of one kernel overlap, and between launches of a foreign kernel that lets nothing overlap, less its own time.
+`python benchmarks/shipped.py DB`, on any machine: every newest sweep of a seam in a database, such as
+`mhctune sweep --sweep seams` makes, with the shipped constants in our kernels beside the bands, of one run.
+
+`python benchmarks/shipped.py DB SWEEP`, on that H200: the best candidate of each token count, the whole
+seam's median and the recorded one of vLLM's own kernels; then its first kernel alone, beside the recorded
+prototype of a fused projection: unrolled in a graph, where launches of one kernel overlap, and between
+launches of a foreign kernel that lets nothing overlap, less its own time.
 """
 
 from __future__ import annotations
@@ -10,13 +14,16 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable
+from statistics import geometric_mean
 
 import torch
 
+from mhctune.autotuner.beside import beside, sheet_of
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, overhead_us
 from mhctune.autotuner.protocol import UNROLL
-from mhctune.autotuner.records import Measurement
+from mhctune.autotuner.records import Measurement, SweepState
 from mhctune.configs.recorded import load_recorded
+from mhctune.db.derivation import derive_stored
 from mhctune.db.repository import Repository
 from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.compiler import Compiler, quiet
@@ -62,7 +69,26 @@ def graph_us(runs: list[Callable[[], None]]) -> list[float]:
     return [statistics.median(s) for s in samples]
 
 
-def main(db: str, sweep_id: int = 1) -> None:
+def seams(db: str) -> None:
+    """Print, for the newest ended sweep of each seam and problem, what ships beside what was tuned."""
+    with Repository.open(db, readonly=True) as store:
+        ended = [s for s in store.sweeps() if s.state is SweepState.COMPLETE]
+        newest = {(s.record.seam, s.record.problem.digest): s for s in reversed(ended)}  # stored newest first
+        for sweep in newest.values():
+            derived = derive_stored(store, sweep)
+            found = beside(derived)
+            measured = [row.ratio for row in found if row.ratio]
+            label = f"{sweep.record.seam}, {sweep.record.problem}, sweep {sweep.id}"
+            print(label, f"geometric mean {geometric_mean(measured):.2f}" if measured else "")
+            sheet = sheet_of(derived, found)
+            for row in (sheet.columns, *sheet.rows):
+                count, shipped_us, tuned_us, ratio, limits, status, candidate = map(str, row)
+                served = f"tuned {derived.table.lookup(int(count)).choice}" if count.isdigit() else "tuned"
+                print(f"{count:>6} {shipped_us:>10} {tuned_us:>8} {ratio:>5} {limits:>9} {status:7}  "
+                      f"{candidate}{' | ' if candidate else ''}{served}")  # fmt: skip
+
+
+def main(db: str, sweep_id: int) -> None:
     """Print one line a token count."""
     quiet()
     with Repository.open(db, readonly=True) as store:
@@ -101,4 +127,4 @@ def main(db: str, sweep_id: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(int(value) for value in sys.argv[2:3]))
+    main(sys.argv[1], int(sys.argv[2])) if sys.argv[2:] else seams(sys.argv[1])

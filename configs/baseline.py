@@ -85,6 +85,7 @@ class Baseline(Strict):
 
     Attributes:
         source: Where it was read.
+        seams: The seams that a runtime serves by it; none for a rule that is only compared with.
         hidden_multiple: The fused route takes only hidden sizes that are multiples of this.
         fused: The fused bands in rising order; above the last one the route is `unfused`.
         split: How the unfused route counts its splits.
@@ -93,6 +94,7 @@ class Baseline(Strict):
     name: Name
     about: str
     source: str
+    seams: tuple[Name, ...] = Field(default=(), strict=False)
     hidden_multiple: Positive = 1
     fused: tuple[FusedBand, ...] = Field(default=(), strict=False)
     split: SplitRule
@@ -104,8 +106,10 @@ class Baseline(Strict):
             raise ValueError(f"fused bands end at {lasts}; they must be in rising order")
         return self
 
-    def choice(self, num_tokens: int, hidden_size: int, sm_count: int) -> BaselineChoice:
+    def choice(self, num_tokens: int, hidden_size: int, sm_count: int, streams: int = 4) -> BaselineChoice:
         """Return what is served for a token count on a GPU with `sm_count` SMs.
+
+        `streams` are projected, 4 or, where an embedding enters, the one that they are all equal to.
 
         Raises:
             ValueError: a count that is not positive.
@@ -118,5 +122,5 @@ class Baseline(Strict):
                 if num_tokens <= band.last and hidden_size <= (band.max_hidden or hidden_size):
                     config = {"tile_n": band.tile_n, "n_splits": band.n_splits, "n_thr": band.n_thr}
                     return BaselineChoice("fused", config)
-        splits = self.split.splits(num_tokens, 4 * hidden_size, sm_count)
+        splits = self.split.splits(num_tokens, streams * hidden_size, sm_count)
         return BaselineChoice("unfused", {"n_splits": splits})

@@ -51,6 +51,11 @@ def load_baseline(name: str) -> Baseline:
     return _load(Baseline, _shipped("baseline", name))
 
 
+def baseline_of(seam: str) -> Baseline | None:
+    """Return what a runtime ships for a seam; None where nothing shipped has anything to tune."""
+    return next((found for found in map(load_baseline, names("baseline")) if seam in found.seams), None)
+
+
 def load_sweep(name_or_path: str | Path) -> Sweep:
     """Load a sweep by shipped name, or from a `.toml` file.
 

@@ -129,6 +129,11 @@ class Sweep(Strict):
     """What is raced, how often, and how much a band may lose.
 
     Attributes:
+        seams: The seams of a family, tuned one after the other; the space's arms and tunables then count for
+            each seam that has them. `--seam` picks one.
+        hidden_size: Instead of the models'; a family may be of seams of V4 and of V4.1.
+        shipped: Whether the candidates that runtimes ship (`configs/baselines`) are raced too, whatever the
+            space says.
         aux: The problem also asks for the mean over the streams, where the seam has it.
         top_k, ranks, interleave: K, W and S of the global top-k (`topk_merge`); its token counts are rows.
         samples: Timed replays of each candidate that reaches the end of its race.
@@ -140,6 +145,9 @@ class Sweep(Strict):
     name: Name
     about: str
     seam: str = "post_pre_delayed"
+    seams: tuple[str, ...] = Field(default=(), strict=False)
+    hidden_size: Positive | None = None
+    shipped: bool = False
     model: str = "deepseek-v4.1-flash"
     aux: bool = False
     top_k: Positive = 2048

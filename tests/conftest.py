@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"{len(cells)} cells against the reference", sep="-")
         for output, (error, bound) in worst.items():
             terminalreporter.line(f"{output:14} worst error {error:.3g}, bound {bound:.3g}")
+        tested = Counter((seam, arm) for name, value in properties if name == "arm" for seam, arm in [value])
+        for seam in dict.fromkeys(seam for seam, _ in tested):
+            arms = ", ".join(f"{arm} {cells}" for (of, arm), cells in tested.items() if of == seam)
+            found = [error / bound for output, (error, bound) in worst.items() if output.split()[0] == seam]
+            terminalreporter.line(f"{seam:17} cells of {arms}: worst error {max(found):.2f} of its bound")
     if faults and terminalreporter.verbosity > 0:
         terminalreporter.section(f"{len(faults)} planted faults", sep="-")
         for fault, inputs, output, times in faults:

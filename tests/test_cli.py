@@ -97,6 +97,41 @@ def measured(swept: tuple[Path, Ran]) -> Path:
     return swept[0]
 
 
+FAMILY = """
+name = "family"
+about = "two seams, one of V4.1 and one of V4"
+seams = ["collapse", "pre"]
+hidden_size = 256
+token_counts = [1, 2]
+samples = 5
+max_regret = 0.9
+
+[space.c.one_pass]
+block_h = [64]
+
+[space.c.unfused]
+tile_n = [24]
+n_splits = [1]
+block_h = [64]
+block_m = [1]
+"""
+
+
+def test_a_family_of_seams_is_tuned_into_one_database(tmp_path: Path) -> None:
+    (tmp_path / "family.toml").write_text(FAMILY)
+    ran = mhctune(tmp_path, "sweep", "--sweep", "family.toml")
+    assert ran.code == 0, ran.err
+    for seam, model in (("collapse", "2 trials"), ("pre", "2 trials")):
+        assert f"bands of {seam}, hidden 256" in ran.out
+        assert f"{model} measured, 0 failed" in ran.out
+        looked = mhctune(tmp_path, "lookup", "2", "--seam", seam)
+        assert looked.code == 0, looked.err
+    (tmp_path / "family.toml").write_text(FAMILY.replace("block_m", "block_n"))
+    ran = mhctune(tmp_path, "sweep", "--sweep", "family.toml")
+    assert ran.code == 2
+    assert "unknown tunable of arm unfused 'block_n'" in ran.said
+
+
 # The loop.
 
 
@@ -413,7 +448,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "unknown seam": ((*SWEEP, "--seam", "pots"), 2, ("unknown seam 'pots'", "known: collapse, hc_head")),
     "unknown sweep": (
         ("sweep", "--sweep", "quik"), 2,
-        ("unknown sweep 'quik' (did you mean 'quick'?)", "known: decode, full, quick, topk", "a .toml file"),
+        ("unknown sweep 'quik' (did you mean 'quick'?)", "known: decode, full, quick, seams, topk", "a .toml file"),
     ),
     "missing sweep file": (("sweep", "--sweep", "none.toml"), 2, ("cannot read none.toml", "No such file")),
     "unknown key": (

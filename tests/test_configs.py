@@ -40,7 +40,7 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 def test_the_shipped_names() -> None:
     assert loader.names("gpu") == GPUS
     assert loader.names("model") == MODELS
-    assert loader.names("sweep") == ("decode", "full", "quick", "topk")
+    assert loader.names("sweep") == ("decode", "full", "quick", "seams", "topk")
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -186,7 +186,7 @@ def test_an_unknown_sweep_says_that_a_file_may_be_given() -> None:
     with pytest.raises(ConfigError) as caught:
         loader.load_sweep("zzz")
     assert str(caught.value) == (
-        "unknown sweep 'zzz'; known: decode, full, quick, topk; or give the path of a .toml file"
+        "unknown sweep 'zzz'; known: decode, full, quick, seams, topk; or give the path of a .toml file"
     )
 
 
@@ -218,8 +218,8 @@ SPACE = SWEEP + "[space.c.fused]\ntile_n = "
     [
         (
             SWEEP + "sample = 3",
-            "unknown key 'sample' (did you mean 'samples'?); known: about, aux, interleave, l2, max_regret, "
-            "model, name, ranks, samples, seam, space, token_counts, top_k",
+            "unknown key 'sample' (did you mean 'samples'?); known: about, aux, hidden_size, interleave, l2, max_regret, "
+            "model, name, ranks, samples, seam, seams, shipped, space, token_counts, top_k",
         ),
         (changed("samples = 5\n", ""), "the key 'samples' is missing"),
         (changed("samples = 5", 'samples = "5"'), "samples is '5'; it must be a valid integer"),

@@ -167,6 +167,8 @@ def test_every_arm_matches_the_reference_and_stores_the_same(
     first, *others = (run_arm(arm, problem, cell.point.config(form), inputs) for arm in arms)
     found = findings(form, problem, inputs, first)
     record_property("cell", found)
+    for arm in arms:
+        record_property("arm", (form.name, arm.name))
     for other in others:
         # Not only what is stored in bf16: with the same config the sums are split alike.
         for spec in form.outputs(problem, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from mhctune.kernels.space import Candidate
 
 TOKENS = (1, 3, 8, 16, 33, 64, 129, 1000)
 HIDDEN = (4096, 5120, 7168)
+HAVE_AUX = ("post", "post_pre", "post_pre_bf16", "post_pre_delayed")
 FLAGS: tuple[dict[str, bool], ...] = (
     {}, {"aux": True}, {"carried": False}, {"norm": False}, {"delayed": False},
 )  # fmt: skip
@@ -25,6 +27,7 @@ def problems(seam: Seam, hidden: int) -> list[Problem]:
     return list(dict.fromkeys(seam.canonical(Problem(hidden, **flags)) for flags in FLAGS))
 
 
+@functools.cache  # to walk all spaces takes tens of seconds
 def some(arm: Arm, problem: Problem, count: int = 3) -> list[Candidate]:
     """The preferred config where it is legal, and legal ones from all over the space."""
     space = arm.space(problem)
@@ -40,6 +43,21 @@ def cases() -> Iterator[Any]:
             yield pytest.param(seam, hidden, id=f"{seam.name}-{hidden}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm(compiler: Compiler) -> None:
+    """Compile everything at once, on all cores; in the order of the tests, so that the first begin early."""
+    for seam, hidden in (case.values for case in cases()):
+        for problem in problems(seam, hidden):
+            for arm in seam.arms("cuda"):
+                for candidate in some(arm, problem):
+                    compiler.request(arm.variants(problem, candidate.config))
+    for name in HAVE_AUX:
+        problem = SEAMS[name].canonical(Problem(5120, aux=True))
+        for arm in SEAMS[name].arms("cuda"):
+            for candidate in some(arm, problem, 2):
+                compiler.request(arm.variants(problem, candidate.config))
+
+
 @pytest.fixture
 def launch_of(compiler: Compiler) -> Callable[..., tuple[Launch, OutputBuffers]]:
     def make(arm: Arm, problem: Problem, config: Any, tokens: int) -> tuple[Launch, OutputBuffers]:
@@ -53,12 +71,8 @@ def launch_of(compiler: Compiler) -> Callable[..., tuple[Launch, OutputBuffers]]
 
 @pytest.mark.parametrize(("seam", "hidden"), list(cases()))
 def test_every_arm_of_every_seam_is_right(
-    seam: Seam, hidden: int, compiler: Compiler, launch_of: Callable[..., Any], seed: int,
-    record_property: Callable[..., None],
-) -> None:  # fmt: skip
-    for problem in problems(seam, hidden):
-        chosen = [(arm, c.config) for arm in seam.arms("cuda") for c in some(arm, problem)]
-        compiler.request(v for arm, config in chosen for v in arm.variants(problem, config))
+    seam: Seam, hidden: int, launch_of: Callable[..., Any], seed: int, record_property: Callable[..., None]
+) -> None:
     for problem in problems(seam, hidden):
         chosen = [(arm, c.config) for arm in seam.arms("cuda") for c in some(arm, problem)]
         for at, tokens in enumerate(TOKENS):
@@ -70,6 +84,7 @@ def test_every_arm_of_every_seam_is_right(
                 launch(inputs, views)
                 deviations = seam.check(problem, inputs, views)
                 record_property("cell", [(f"{seam.name} {d.output}", d.error, d.bound) for d in deviations])
+                record_property("arm", (seam.name, arm.name))
                 assert all(d.ok for d in deviations), (
                     str(problem), tokens, regime, arm.name, config, [str(d) for d in deviations],
                 )  # fmt: skip
@@ -106,7 +121,7 @@ def test_a_captured_seam_is_replayed_with_other_inputs(
 
 @pytest.mark.parametrize("tokens", [1, 33, 257])
 def test_the_mean_is_that_of_torch_to_the_bit(tokens: int, launch_of: Callable[..., Any], seed: int) -> None:
-    for name in ("post", "post_pre", "post_pre_bf16", "post_pre_delayed"):
+    for name in HAVE_AUX:
         seam = SEAMS[name]
         problem = seam.canonical(Problem(5120, aux=True))
         inputs = seam.inputs(problem, tokens, seed, "cuda")
