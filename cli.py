@@ -25,16 +25,18 @@ from typer import Argument, Option
 from mhctune.autotuner import check_files, report
 from mhctune.autotuner.ahead import AheadBench
 from mhctune.autotuner.bands import NoBands
-from mhctune.autotuner.bench import BenchLost
+from mhctune.autotuner.bench import Bench, BenchLost
 from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.beside import beside, beside_sheet
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, Finding
+from mhctune.autotuner.conditions import Reader
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.difference import sentences
 from mhctune.autotuner.explanation import explain as why_served
 from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.gain import gains
+from mhctune.autotuner.naive import naive_cutovers, naive_sheet
 from mhctune.autotuner.nvidia import conditions_reader
 from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.planner import (
@@ -44,14 +46,17 @@ from mhctune.autotuner.planner import (
     forecast,
     known_seam,
     plan_sweeps,
+    require_same,
     target_of,
 )
 from mhctune.autotuner.probe import detect, fingerprint
+from mhctune.autotuner.prober import Prober
+from mhctune.autotuner.race import Stopped
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.speed import Then, elsewhere, l2_of, remeasure
 from mhctune.autotuner.stats import TooFewSamples
-from mhctune.autotuner.sweep import Sweep, SweepResult, Watcher, require_room
+from mhctune.autotuner.sweep import CompileAll, Sweep, SweepResult, Watcher, require_room
 from mhctune.autotuner.terms import Terms
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
@@ -111,6 +116,8 @@ Regret = Annotated[float | None, Option(
     "--max-regret", min=0.0, max=1.0, help="What a band may lose: 0.05 is 5 % (default: the sweep's).")]
 Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what is free (cpu: of the host).")]
 L2State = Annotated[Literal["warm", "cold"] | None, Option("--l2", help="L2 when timed.")]
+ProbeEdges = Annotated[bool | None, Option(
+    "--probe/--no-probe", help="Measure between token counts where the choice changes (default: on a GPU).")]
 Seed = Annotated[int | None, Option("--seed", min=0, max=2**31, help="Of the inputs and the race's order.")]
 New = Annotated[bool, Option("--new", help="Start over instead of resuming.")]
 MaxVariants = Annotated[int | None, Option(
@@ -118,7 +125,7 @@ MaxVariants = Annotated[int | None, Option(
 Traffic = Annotated[Path | None, Option("--traffic", help="Token histogram, .json or .csv: tokens,calls.")]
 BatchInvariant = Annotated[bool, Option(
     "--batch-invariant", help="One numerics class and one n_splits over all token counts.")]
-Pareto = Annotated[bool, Option("--pareto", help="Add the Pareto front and the gain to --json, too.")]
+Pareto = Annotated[bool, Option("--pareto", help="Add Pareto front, gain, naive cut-overs to --json, too.")]
 IncumbentFile = Annotated[Path | None, Option(
     "--incumbent", help="What is served today: an exported .json, or bands by hand (.toml, .json).")]
 Save = Annotated[bool, Option("--save", help="Keep the table: lookups and exports use it.")]
@@ -270,7 +277,8 @@ def stop_on_signals() -> Iterator[Callable[[], int]]:
 def sweep(
     gpu: Gpu = "auto", sweep: SweepName = None, model: ModelName = None, seam: SeamName = None,
     tokens: Tokens = None, max_regret: Regret = None, samples: Samples = None, l2: L2State = None,
-    seed: Seed = None, vram_budget: Budget = "60%", db: Db = DB, new: New = False, as_json: Json = False,
+    seed: Seed = None, probe: ProbeEdges = None, vram_budget: Budget = "60%", db: Db = DB, new: New = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure every candidate of every cell, then derive the bands; stopped, the same command resumes it."""
     device = detect()
@@ -286,8 +294,11 @@ def sweep(
                     bar, stop = Bar(progress), lambda: bool(came())
                     ahead = AheadBench(bench, bench, plan.variants_of)
                     racing = bench if plan.target == "c" else ahead
-                    run = Sweep(plan, store, racing, budget, racing.compile_all, stop, bar, read)
-                    result = run.run(new=new)
+                    tools = (store, racing, budget, racing.compile_all)
+                    watch = (stop, bar, read)
+                    wanted = plan.target != "c" if probe is None else probe
+                    prober = probing(plan, tools, watch) if wanted else None
+                    result = Sweep(plan, *tools, *watch).run(new=new, probe=prober)
                 try:
                     finish(store, plan, result, came(), as_json, bench.seconds)
                 except (SystemExit, NoBands, TooFewSamples) as error:
@@ -298,6 +309,22 @@ def sweep(
                 bench.seconds.clear()  # each seam's own
     if failed:
         raise failed[0]
+
+
+def probing(
+    plan: SweepPlan,
+    tools: tuple[Repository, Bench, VramBudget, CompileAll],
+    watch: tuple[Callable[[], bool], Bar, Reader],
+) -> Callable[[int], None]:
+    """Return what probes the edges between the bands of a measured sweep."""
+
+    def probe(sweep_id: int) -> None:
+        def derived() -> Derived:
+            return derive_stored(tools[0], tools[0].sweep(sweep_id), plan.max_regret)
+
+        Prober(tools[0].record(sweep_id), *tools, derived, *watch).run(sweep_id)
+
+    return probe
 
 
 def finish(
@@ -335,7 +362,51 @@ def show_bands(derived: Derived) -> None:
     show(report.arms_sheet(derived))
     if (shipped := beside_sheet(derived)) is not None:
         show(shipped)
+    if naive := naive_cutovers(derived):
+        show(naive_sheet(naive))
+    if any(edge.probes for edge in derived.edges):
+        show(report.edges_sheet(derived))
     note("\n".join(f"no band covers {reason}" for reason in derived.missing.values()))
+
+
+@app.command()
+def probe(
+    db: Db = DB, sweep_id: SweepId = None, max_regret: Regret = None, vram_budget: Budget = "60%",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measure between a sweep's token counts where the choice changes, until each edge is exact."""
+    device = detect()
+    with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
+        stored = chosen_sweep(store, sweep_id)
+        record = require_same(stored.record, device)
+
+        def derived() -> Derived:
+            return derive_stored(store, store.sweep(stored.id), max_regret)
+
+        budget, stop = VramBudget.parse(vram_budget, device.free_bytes), lambda: bool(came())
+        l2 = str(record.protocol.get("l2", "warm"))
+        try:
+            with (
+                open_bench(record.seam, record.target, l2) as bench,
+                progress_bar(not as_json) as progress,
+                conditions_reader(record.target) as read,
+            ):
+                how = (record, store, bench, budget, bench.compile_all)
+                Prober(*how, derived, stop, Bar(progress), read).run(stored.id)
+        except Stopped:
+            note(
+                f"stopped cleanly; every finished round is in {store.place.location}. Run it again to go on."
+            )
+            raise SystemExit(128 + came()) from None
+        found = derived()
+        note(keep(store, found.table))
+        where = store.place.location
+    if as_json:
+        edges = [edge.to_data() for edge in found.edges]
+        print_json({"sweep": stored.id, "db": where, "edges": edges, "table": found.table.to_dict()})
+    else:
+        show_bands(found)
+        say(f"database: {where}")
 
 
 @app.command()
@@ -379,9 +450,13 @@ def bands(
         derived = derive_stored(store, sweep, max_regret, incumbent=today, terms=terms)
         note(keep(store, derived.table) if save else "")
     if as_json:
-        costs: dict[str, list[Any]] = (
-            {"front": derived.chosen.front(), "gain": gains(derived)} if pareto else {}
-        )
+        costs: dict[str, list[Any]] = {}
+        if pareto:
+            costs = {
+                "front": derived.chosen.front(),
+                "gain": gains(derived),
+                "naive": naive_cutovers(derived),
+            }
         found = {name: [asdict(each) for each in rows] for name, rows in costs.items()}
         ships = beside(derived)
         if any(row.shipped for row in ships):

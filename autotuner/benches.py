@@ -64,6 +64,10 @@ class SeamsBench:
         """Time one replay, in microseconds per launch."""
         return self._bench.sample(candidate, batch, round, launches)
 
+    def move(self, candidate: Candidate, placement: int) -> Failure | None:
+        """Give a resident candidate other addresses."""
+        return self._bench.move(candidate, placement)
+
     def release(self, candidate: Candidate) -> None:
         """Free what a candidate holds."""
         self._bench.release(candidate)

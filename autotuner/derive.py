@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mhctune.autotuner.bands import Derivation, NoBands, Option, Segment
 from mhctune.autotuner.choose import Chosen, choose
+from mhctune.autotuner.edges import Edge, edges_of
 from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.records import Failure, Trial
 from mhctune.autotuner.standings import Standing, standings, winner
@@ -34,6 +35,9 @@ class Derived:
     """Who wins each cell by itself, ties broken."""
     chosen: Chosen
     incumbent: Incumbent | None = None
+    edges: tuple[Edge, ...] = ()
+    floors: Mapping[int, float] = field(default_factory=dict)
+    """By token count the microseconds of a copy of the fewest bytes, where it was timed."""
 
 
 def derive(
@@ -46,6 +50,8 @@ def derive(
 ) -> Derived:
     """Derive the bands of a sweep, from what was kept alone: its arms may have changed since.
 
+    Trials at other token counts than the sweep's are probes: they say where an edge lies, and nothing else.
+
     A band covers no token count whose part of the grid was not measured: the table ends before the first.
 
     Raises:
@@ -53,6 +59,7 @@ def derive(
             the terms cannot be met under it.
         TooFewSamples: see `standings`.
     """
+    every, trials = trials, [trial for trial in trials if trial.cell.num_tokens in sweep.token_counts]
     missing = unmeasured(sweep, trials)
     counts = [n for n in sweep.token_counts if not missing or n < min(missing)]
     if not counts:
@@ -65,7 +72,9 @@ def derive(
     options, terms = _options(sweep, trials, cells), terms or Terms()
     served = _served(incumbent, counts)
     chosen = choose(counts, options, max_regret, served, terms)
-    derivation, allowed = chosen.derivation, chosen.options
+    allowed = chosen.options
+    edges = edges_of(chosen.derivation.segments, [o.candidate for o in allowed], every, width)
+    derivation = replace(chosen.derivation, segments=_moved(chosen.derivation.segments, edges))
     bytes_of = {option.candidate: option.memory_bytes for option in options}
     wins = {n: winner(rows, sweep.variants, bytes_of, served.get(n)) for n, rows in cells.items()}
     evidence = _Evidence(allowed, cells, wins)
@@ -98,9 +107,20 @@ def derive(
             "failures": _failures(trials),
             **terms.to_evidence(),
             **({"search": sweep.search.summary()} if sweep.search else {}),
+            **({"edges": probed} if (probed := [e.to_data() for e in edges if e.probes]) else {}),
         },
     )
-    return Derived(table, derivation, cells, missing, floor, wins, chosen, incumbent)
+    return Derived(table, derivation, cells, missing, floor, wins, chosen, incumbent, edges, sweep.floors)
+
+
+def _moved(segments: Sequence[Segment], edges: Sequence[Edge]) -> tuple[Segment, ...]:
+    """Return the segments with the edges that were probed."""
+    firsts = [segments[0].first, *(edge.last + 1 for edge in edges)]
+    lasts = [*(edge.last for edge in edges), segments[-1].last]
+    return tuple(
+        replace(segment, first=first, last=last)
+        for segment, first, last in zip(segments, firsts, lasts, strict=True)
+    )
 
 
 def _options(

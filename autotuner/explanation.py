@@ -8,9 +8,10 @@ from typing import Any
 
 from mhctune.autotuner.beside import beside
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.edges import Edge
 from mhctune.autotuner.front import Point
 from mhctune.autotuner.records import Failure, Footprint, Trial
-from mhctune.autotuner.report import Sheet, config_text, floor_note
+from mhctune.autotuner.report import Sheet, config_text, edge_notes, floor_note
 from mhctune.autotuner.standings import Standing
 from mhctune.autotuner.stats import NoiseFloor
 from mhctune.autotuner.words import counted, percent, token_range
@@ -22,7 +23,9 @@ from mhctune.kernels.space import Candidate
 class Explanation:
     """Why a choice is served at a token count.
 
-    `measured_at` is the measured token count that speaks for it: the next one, or the last of all.
+    `measured_at` is the measured token count that speaks for it: the next one of its band, or its last.
+    `floor_us` is what a copy of the cell's fewest bytes takes there, where it was timed. `edge` was probed
+    between the measured token counts around `num_tokens`.
     """
 
     num_tokens: int
@@ -37,6 +40,13 @@ class Explanation:
     front: Sequence[Point]
     shipped: Candidate | None = None
     """What a runtime ships there, if that was measured."""
+    floor_us: float | None = None
+    edge: Edge | None = None
+
+    @property
+    def floor_share(self) -> float | None:
+        """The floor over the choice's latency: 1 is as fast as a copy."""
+        return None if self.floor_us is None else self.floor_us / self.standings[self._place].latency_us
 
     @property
     def _place(self) -> int:
@@ -64,6 +74,9 @@ class Explanation:
             "would_change": self.would_change(),
             "noise_floor": asdict(self.floor) if self.floor else None,
             "bytes": asdict(self.footprint),
+            "floor_us": self.floor_us,
+            "floor_share": self.floor_share,
+            "edge": self.edge.to_data() if self.edge else None,
             "candidates": [
                 {
                     "candidate": str(s.candidate),
@@ -123,6 +136,12 @@ class Explanation:
             f"bytes there: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, "
             f"scratch {footprint.scratch_bytes:,}, graph {footprint.graph_bytes:,}"
         )
+        if self.floor_us is not None and self.floor_share is not None:
+            yield (
+                f"byte floor: a copy of the fewest bytes takes {self.floor_us:.2f} us, "
+                f"{percent(self.floor_share)} of what is served"
+            )
+        yield from edge_notes(self.edge) if self.edge else ()
         gpu, digest = self.table.fingerprint.gpu_name, self.table.digest[:12]
         yield f"{gpu}, sweep {evidence['sweep']}, table {digest}; evidence {self.evidence_id}"
         yield from (f"would change it: {line}" for line in self.would_change())
@@ -163,7 +182,10 @@ class Explanation:
 def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Explanation:
     """Explain what derived bands serve at a token count, from the trials that they were derived from."""
     answer = derived.table.lookup(num_tokens)
-    count = next((n for n in derived.cells if n >= num_tokens), max(derived.cells))
+    band = next((b for b in derived.table.bands if num_tokens <= b.last), derived.table.bands[-1])
+    measured = [row["num_tokens"] for row in band.evidence["measured"]]
+    count = next((n for n in measured if n >= num_tokens), measured[-1])
+    near = [edge for edge in derived.edges if edge.probes and edge.before < num_tokens < edge.above]
     here = [trial for trial in trials if trial.cell.num_tokens == count]
     return Explanation(
         num_tokens,
@@ -177,4 +199,6 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
         derived.floor,
         derived.chosen.front(),
         next((row.candidate for row in beside(derived) if row.num_tokens == count and row.shipped), None),
+        derived.floors.get(count),
+        near[0] if near else None,
     )

@@ -13,6 +13,7 @@ from mhctune.autotuner.probe import Device, detect, fingerprint
 from mhctune.autotuner.protocol import PROTOCOL_VERSION, Protocol
 from mhctune.autotuner.shipped import shipped_candidates
 from mhctune.autotuner.slots import cold_slots
+from mhctune.autotuner.store import SweepRecord
 from mhctune.configs.errors import ConfigError, unknown
 from mhctune.configs.loader import (
     load_gpu,
@@ -199,6 +200,26 @@ def target_of(gpu: str, device: Device | None) -> GpuTarget:
         f"--gpu {gpu} asks for {asked}, this machine has {has}. Nothing was run. `--gpu auto` tunes what is "
         f"here; `mhctune plan --gpu {gpu}` shows what the sweep will cost there"
     )
+
+
+def require_same(record: SweepRecord, device: Device) -> SweepRecord:
+    """Return a sweep's record if this machine may add samples to it.
+
+    Raises:
+        OtherDevice: the device or the toolchain is another than that of its samples.
+    """
+    there = record.fingerprint
+    found = f"this machine has {device.name}. Nothing was run"
+    if (record.target, there.gpu_name) != (device.target, device.name):
+        raise OtherDevice(f"the sweep was measured on {there.gpu_name}, {found}")
+    changed = there.differences(fingerprint(known_seam(record.seam), record.target))
+    if changed:
+        parts = "; ".join(f"{name} {then!r}, now {now!r}" for name, (then, now) in changed.items())
+        raise OtherDevice(
+            f"the sweep was measured under another fingerprint: {parts}. Samples are not mixed; nothing was "
+            "run: `mhctune sweep` measures anew"
+        )
+    return record
 
 
 class NoArm(ValueError):

@@ -89,6 +89,8 @@ class Race:
         self._input_bytes = entered
         try:
             self._floor_us = self._bench.floor_us()
+            if self._floor_us > 0:
+                self._store.keep_floor(self._sweep_id, self._cell, self._floor_us)
             settled = [self._runner(t.candidate, t) for t in trials.values() if t.settled]
             self._done = [runner for runner in settled if runner.finished]
             runners = [self._runner(c, trials.get(c)) for c in unsettled]

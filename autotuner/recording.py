@@ -56,6 +56,8 @@ def recording(sweep: SweepRecord, trials: Sequence[Trial], about: str, source: s
     problem, variants = sweep.problem.to_dict(), variants_to_data(sweep.variants)
     if sweep.search is not None:
         kept["search"] = sweep.search.to_data(sweep.candidates)
+    if sweep.floors:
+        kept["floors"] = [[count, floor_us] for count, floor_us in sorted(sweep.floors.items())]
     header = {
         "about": about,
         "source": source,
@@ -102,6 +104,7 @@ def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:
         given["problem"] = Problem(**given["problem"])
         given["token_counts"] = tuple(given["token_counts"])
         given["variants"] = variants_of(given["variants"])
+        given["floors"] = {int(count): float(us) for count, us in given.get("floors", ())}
         if "search" in given:
             given["search"] = Exploration.of(given["search"], tuple(given["variants"]))
         fingerprint = Fingerprint(**recorded.fingerprint)  # type: ignore[arg-type]

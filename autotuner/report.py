@@ -11,6 +11,7 @@ from mhctune.autotuner.budget import size
 from mhctune.autotuner.check import Check
 from mhctune.autotuner.choose import price
 from mhctune.autotuner.derive import Derived
+from mhctune.autotuner.edges import Ahead, Edge
 from mhctune.autotuner.exploration import forecast_notes, search_notes
 from mhctune.autotuner.gain import gain_note
 from mhctune.autotuner.planner import Forecast
@@ -68,6 +69,8 @@ class SweepLine:
     failures: Mapping[FailureKind, int]
     conditions: str = ""
     """What its rounds were like; empty where there was nothing to read."""
+    probes: int = 0
+    """Trials at token counts between those of the grid."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-able data, without the long list of candidates: the space says them shorter."""
@@ -97,6 +100,8 @@ def sweeps_sheet(lines: Sequence[SweepLine], place: str) -> Sheet:
         notes.append(f"sweep {line.sweep}: {record.fingerprint.gpu_name}; {came}")
         if record.search is not None:
             notes += [f"sweep {line.sweep}: {each}" for each in search_notes(record.search.summary())]
+        if line.probes:
+            notes.append(f"sweep {line.sweep}: {counted(line.probes, 'trial')} more at probed token counts")
         if line.conditions:
             notes.append(f"sweep {line.sweep}: {line.conditions}")
     columns = ("sweep", "state", "seam", "hidden", "trials", "started (UTC)")
@@ -174,6 +179,48 @@ def front_sheet(derived: Derived) -> Sheet:
     return Sheet("what bands cost", columns, tuple(rows), tuple(notes))
 
 
+def edges_sheet(derived: Derived) -> Sheet:
+    """Show what was probed between the token counts of the sweep, and the edges before and after."""
+    rows = tuple(
+        (
+            f"{edge.before} | {edge.above}",
+            " ".join(f"{probe.num_tokens}:{probe.ahead.value}" for probe in edge.probes) or "-",
+            edge.before,
+            edge.last,
+            edge.state.value,
+        )
+        for edge in derived.edges
+    )
+    points = sum(len(edge.probes) for edge in derived.edges)
+    notes = (
+        *(f"{e.before} | {e.above}: {e.lower} below, {e.upper} above" for e in derived.edges if e.probes),
+        f"{counted(points, 'token count')} probed, each with the two choices of its edge alone: no other "
+        "candidate was measured there",
+        "edge: the last token count of the lower choice, by the sweep and by the probes; lower, upper: who "
+        "is ahead there",
+    )
+    columns = ("between", "probed", "edge before", "after", "")
+    return Sheet("edges between bands", columns, rows, notes)
+
+
+def edge_notes(edge: Edge) -> list[str]:
+    """Say what was probed at an edge, a line a token count."""
+    lines = [
+        f"edge at {edge.last} ({edge.before} by the sweep alone), {edge.state}: {edge.lower} below, "
+        f"{edge.upper} above; between the sweep's token counts only these two were measured"
+    ]
+    for probe in edge.probes:
+        line = f"probed at {counted(probe.num_tokens, 'token')}: {probe.ahead}"
+        line += "" if probe.ahead is Ahead.TIED else " ahead"
+        if (change := probe.change) is not None:
+            line += (
+                f", the lower one's latency {change.point:+.2%} ({change.lower:+.2%} to {change.upper:+.2%}"
+            )
+            line += f", {counted(change.n, 'round')})"
+        lines.append(line)
+    return lines
+
+
 def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
     evidence = table.evidence
     notes = [f"above {table.max_tokens}: {table.default} (default, not measured)"]
@@ -227,20 +274,28 @@ def arms_sheet(derived: Derived) -> Sheet:
                 percent(served.regret.point),
                 choice.arm + (" (arms tied)" if undecided else ""),
                 sum(s.tied for s in standings),
+                *([_share(derived.floors.get(count), served.latency_us)] if derived.floors else []),
             )
         )
     candidates = derived.table.evidence["candidates"]
     columns = ("tokens", *arms, "served", "regret", "served arm", "tied")
-    notes = (
+    notes: tuple[str, ...] = (
         "regret: median of the ratios to the best, round by round; not the ratio of the medians shown",
         f"tied: as good as the best within the noise, of {candidates} candidates; arms tied: of several arms",
     )
+    if derived.floors:
+        columns = (*columns, "byte floor")
+        notes = (*notes, "byte floor: a copy of the cell's fewest bytes, as a share of what is served")
     return Sheet(
         "median microseconds per launch: the best of each arm, and what is served",
         columns,
         tuple(rows),
         notes,
     )
+
+
+def _share(floor_us: float | None, latency_us: float) -> str:
+    return "-" if floor_us is None else percent(floor_us / latency_us)
 
 
 def forecast_sheet(forecast: Forecast, cores: int) -> Sheet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mhctune.autotuner.conditions import Conditions
@@ -45,6 +45,8 @@ class SweepRecord:
     bound: float
     search: Exploration | None = None
     """What is searched; None where every arm is enumerated."""
+    floors: Mapping[int, float] = field(default_factory=dict)
+    """By token count the microseconds of a copy of the fewest bytes, where it was timed; not identity."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -89,8 +91,11 @@ class Store(Protocol):
     def propose(self, sweep_id: int, record: SweepRecord) -> None:
         """Keep what a search proposes before it is raced: the record's search, candidates and grid."""
 
-    def trials(self, sweep_id: int) -> Sequence[Trial]:
-        """Return the trials of a sweep with their samples, in the order they were opened."""
+    def trials(self, sweep_id: int, num_tokens: int | None = None) -> Sequence[Trial]:
+        """Return the trials of a sweep, or of one cell, with their samples, in the order they were opened."""
+
+    def keep_floor(self, sweep_id: int, cell: Cell, floor_us: float) -> None:
+        """Keep the microseconds of a copy of the cell's fewest bytes, unless one was kept before."""
 
     def open_trial(self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint) -> int:
         """Record that a candidate passed its check and will be raced; return the trial's id."""

@@ -25,6 +25,9 @@ from mhctune.autotuner.words import counted
 from mhctune.kernels.seam import Variant
 from mhctune.kernels.space import Candidate
 
+CompileAll = Callable[[tuple[Variant, ...], Callable[[int, int], None]], None]
+"""Compiles all variants; the callable hears how many are done."""
+
 
 @dataclass
 class Watcher:
@@ -65,7 +68,7 @@ class Sweep:
         store: Store,
         bench: Bench,
         budget: VramBudget,
-        compile_all: Callable[[tuple[Variant, ...], Callable[[int, int], None]], None],
+        compile_all: CompileAll,
         stop: Callable[[], bool] = lambda: False,
         watcher: Watcher | None = None,
         read: Reader = not_applicable,
@@ -80,17 +83,24 @@ class Sweep:
         self._plan, self._store, self._bench, self._budget = plan, store, bench, budget
         self._compile_all, self._stop, self._watcher = compile_all, stop, watcher or Watcher()
 
-    def run(self, *, new: bool = False) -> SweepResult:
-        """Measure what is not measured yet; `new` starts over instead of resuming."""
+    def run(self, *, new: bool = False, probe: Callable[[int], object] | None = None) -> SweepResult:
+        """Measure what is not measured yet; `new` starts over instead of resuming.
+
+        `probe` is called with the sweep's id once the whole grid is measured: what it measures between the
+        token counts belongs to the sweep, which is not complete before.
+        """
         plan, store = self._plan, self._store
         sweep_id = store.begin(plan.record(), new=new)
         record = store.record(sweep_id)
-        finished = sum(trial.settled for trial in store.trials(sweep_id))
+        counts = set(plan.token_counts)
+        finished = sum(t.settled for t in store.trials(sweep_id) if t.cell.num_tokens in counts)
         self._watcher.begun(sweep_id, finished, record.grid)
         lost = ""
         try:
             record = self._explored(sweep_id, record)
             self._measure(sweep_id, record, plan.token_counts)
+            if probe is not None and not unmeasured(store.record(sweep_id), store.trials(sweep_id)):
+                probe(sweep_id)
         except Stopped:
             store.end(sweep_id, SweepState.INTERRUPTED)
             return SweepResult(sweep_id, SweepState.INTERRUPTED, ())
@@ -178,7 +188,8 @@ def unmeasured(sweep: SweepRecord, trials: Iterable[Trial]) -> dict[int, str]:
     """
     by_count: dict[int, list[Trial]] = {count: [] for count in sweep.token_counts}
     for trial in trials:
-        by_count[trial.cell.num_tokens].append(trial)
+        if trial.cell.num_tokens in by_count:  # between them edges are probed: no part of the grid
+            by_count[trial.cell.num_tokens].append(trial)
     missing: dict[int, str] = {}
     for count, found in by_count.items():
         expected = len(sweep.expected(count))

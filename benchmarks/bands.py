@@ -1,13 +1,15 @@
 """Bands of the recorded sweeps under bounds of 1, 2, 5 and 10 %: `python benchmarks/bands.py`.
 
-For each: variants (compiled kernels), bands and the worst regret by the upper confidence limit. The H200
-prototype has one time a candidate and no samples, so that its limits are its points.
+For each: variants (compiled kernels), bands and the worst regret by the upper confidence limit; then, under
+the sweep's own bound, the naive cut-overs beside the derived ones. The H200 prototype has one time a
+candidate and no samples, so that its limits are its points.
 """
 
 from __future__ import annotations
 
 from mhctune.autotuner.bands import BandDeriver, NoBands, Option
 from mhctune.autotuner.derive import derive
+from mhctune.autotuner.naive import naive_cutovers, note
 from mhctune.autotuner.recording import replay
 from mhctune.configs.recorded import Recorded, load_recorded, recorded_names
 from mhctune.kernels.space import Candidate
@@ -50,6 +52,11 @@ def main() -> None:
                 continue
             variants, segments = len(derivation.variants), len(derivation.segments)
             print(f"  {bound:4.0%}   {variants:8}  {segments:5}  {derivation.worst_upper:11.2%}")
+        if recorded.sweep is not None:
+            sweep, trials = replay(recorded)
+            for each in naive_cutovers(derive(sweep, 1, trials, sweep.bound)):
+                costs = ", ".join(f"{cost:.1%} at {count}" for count, cost in each.costs.items())
+                print(f"  cut-over {each.lower} | {each.upper} {each.edge}; {note(each)}: costs {costs}")
 
 
 if __name__ == "__main__":

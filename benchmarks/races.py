@@ -185,7 +185,10 @@ class ListStore:
         """One sweep only."""
         return 1
 
-    def trials(self, sweep_id: int) -> Sequence[Trial]:
+    def keep_floor(self, sweep_id: int, cell: Cell, floor_us: float) -> None:
+        """Nothing to keep: what is simulated has no floor."""
+
+    def trials(self, sweep_id: int, num_tokens: int | None = None) -> Sequence[Trial]:
         """Return all trials."""
         return list(self.rows.values())
 

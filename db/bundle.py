@@ -19,6 +19,7 @@ from mhctune.db.models import (
     CandidateRow,
     ConditionsRow,
     DispatchTableRow,
+    FloorRow,
     GateRunRow,
     GpuRow,
     KernelSourceRow,
@@ -67,12 +68,13 @@ class TableBundle:
 
 @dataclass
 class Bundle:
-    """One sweep: its columns and those it refers to, trials, conditions and tables."""
+    """One sweep: its columns and those it refers to, trials, conditions, floors and tables."""
 
     sweep: Values
     parents: Mapping[str, Values]
     trials: dict[TrialKey, TrialBundle] = field(default_factory=dict)
     conditions: dict[tuple[int, int, int], Values] = field(default_factory=dict)
+    floors: dict[int, Values] = field(default_factory=dict)
     tables: dict[tuple[datetime, str], TableBundle] = field(default_factory=dict)
 
     @property
@@ -91,7 +93,7 @@ def digest_of(bundles: Iterable[Bundle]) -> str:
     digest = hashlib.sha256()
     for bundle in sorted(bundles, key=lambda bundle: bundle.key):
         digest.update(text_of([bundle.sweep, bundle.parents]).encode() + b"\n")
-        for name in ("trials", "conditions", "tables"):
+        for name in ("trials", "conditions", "floors", "tables"):
             held = getattr(bundle, name)
             for key in sorted(held):
                 digest.update(text_of([name, key, held[key]]).encode() + b"\n")
@@ -125,6 +127,8 @@ def read(session: Session, key: SweepKey) -> Bundle:
     _read_trials(session, row.id, bundle)
     for found in session.scalars(select(ConditionsRow).where(ConditionsRow.sweep_id == row.id)):
         bundle.conditions[found.num_tokens, found.batch, found.round] = _values(found, "sweep_id")
+    for floor in row.floors:
+        bundle.floors[floor.num_tokens] = _values(floor, "sweep_id")
     for table in session.scalars(select(DispatchTableRow).where(DispatchTableRow.sweep_id == row.id)):
         runs = session.scalars(select(GateRunRow).where(GateRunRow.table_id == table.id))
         verdicts = tuple(_values(run, "table_id") for run in runs)
@@ -194,4 +198,7 @@ def _write_sweep(session: Session, bundle: Bundle) -> int:
     if bundle.conditions:
         kept = [{"sweep_id": sweep.id, **bundle.conditions[at]} for at in sorted(bundle.conditions)]
         session.execute(insert(ConditionsRow), kept)
+    if bundle.floors:
+        floors = [{"sweep_id": sweep.id, **bundle.floors[count]} for count in sorted(bundle.floors)]
+        session.execute(insert(FloorRow), floors)
     return sweep.id

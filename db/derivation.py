@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.derive import Derived, derive, incumbent_for
+from mhctune.autotuner.edges import known_to
 from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.records import SweepState
 from mhctune.autotuner.terms import Terms
@@ -73,6 +74,7 @@ def load_incumbent(path: Path) -> Incumbent:
 def derive_again(store: Repository, stored: StoredTable) -> Derived:
     """Derive a stored table again, from its sweep's samples and on its own terms.
 
+    Edges are those of the probes that its evidence names: later ones are another table's.
     The sweep has the number in it that it had where the table was derived: a merge gives others. A table
     kept by a version that did not write its incumbent down gets the one that it had then.
 
@@ -88,7 +90,8 @@ def derive_again(store: Repository, stored: StoredTable) -> Derived:
         incumbent = _known_incumbent(store, sweep, before=stored.id)
     number = evidence.get("sweep", sweep.id)
     terms = Terms.of_evidence(evidence)
-    return derive(sweep.record, number, store.trials(sweep.id), bound, incumbent, terms)
+    trials = known_to(evidence, sweep.record.token_counts, store.trials(sweep.id))
+    return derive(sweep.record, number, trials, bound, incumbent, terms)
 
 
 def _known_incumbent(store: Repository, sweep: StoredSweep, before: int | None = None) -> Incumbent | None:

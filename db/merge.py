@@ -139,6 +139,10 @@ def combine(versions: Sequence[Bundle]) -> tuple[Bundle, list[str]]:
     # Rounds that differ are their trials' conflicts; here the order is only kept out of the result.
     for version in sorted(versions, key=lambda each: text_of(sorted(each.conditions.items()))):
         whole.conditions |= version.conditions
+    # Two floors of one cell are two timings of the same copy: the shorter one is the nearer to what it takes.
+    for floor in (f for version in versions for f in version.floors.values()):
+        known = whole.floors.get(floor["num_tokens"], floor)
+        whole.floors[floor["num_tokens"]] = min(known, floor, key=lambda each: each["floor_us"])
     for at in sorted(set().union(*(each.tables for each in versions))):
         tables = [each.tables[at] for each in versions if at in each.tables]
         runs = {text_of(run): run for table in tables for run in table.gate_runs}

@@ -179,6 +179,7 @@ class SweepRow(Keyed):
     gpu: Mapped[GpuRow] = relationship(lazy="joined")
     toolchain: Mapped[ToolchainRow] = relationship(lazy="joined")
     problem: Mapped[ProblemRow] = relationship(lazy="joined")
+    floors: Mapped[list[FloorRow]] = relationship(lazy="selectin", order_by="FloorRow.num_tokens")
 
 
 class TrialRow(Keyed):
@@ -251,6 +252,17 @@ class ConditionsRow(Base):
     temperature_c: Mapped[int | None]
     reasons: Mapped[str]
     other_processes: Mapped[int | None]
+
+
+class FloorRow(Base):
+    """What a copy of a cell's fewest bytes took, in the same kind of graph as its candidates."""
+
+    __tablename__ = "floors"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012  (SQLAlchemy reads it from the class)
+
+    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweeps.id"), primary_key=True)
+    num_tokens: Mapped[int] = mapped_column(primary_key=True)
+    floor_us: Mapped[float]
 
 
 class DispatchTableRow(Keyed):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mhctune.autotuner.check import Finding, Verdict, compare, label
 from mhctune.autotuner.derive import Derived, derive
+from mhctune.autotuner.edges import known_to
 from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.recording import replay as read_recording
 from mhctune.autotuner.terms import Terms
@@ -64,6 +65,8 @@ def replay_recording(name_or_path: str | Path, kept: DispatchTable | None = None
     """
     sweep, trials = read_recording(load_recorded(name_or_path))
     evidence = kept.evidence if kept else {}
+    if kept:
+        trials = known_to(evidence, sweep.token_counts, trials)
     known = evidence.get("incumbent")
     incumbent = Incumbent.from_data(known) if known else None
     bound = evidence.get("max_regret", sweep.bound)

@@ -7,16 +7,17 @@ readers never wait. Two processes must not run the same sweep: both would resume
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Engine, func, insert, select, update
+from sqlalchemy import ColumnElement, Engine, and_, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -29,6 +30,7 @@ from mhctune.db.models import (
     BandRow,
     CandidateRow,
     DispatchTableRow,
+    FloorRow,
     GateRunRow,
     GpuRow,
     KernelSourceRow,
@@ -48,12 +50,13 @@ from mhctune.kernels.space import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many trials of a sweep came to what."""
+    """How many trials of a sweep's grid came to what, and how many more were probes of edges."""
 
     measured: int
     failed: int
     racing: int
     failures: Mapping[FailureKind, int]
+    probes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +152,23 @@ class Repository:
             row, values = self._sweep_row(session, sweep_id), rows.sweep_values(record)
             row.search, row.variants, row.grid = values["search"], values["variants"], values["grid"]
 
-    def trials(self, sweep_id: int) -> Sequence[Trial]:
-        """Return the trials of a sweep with their samples, in the order they were opened."""
+    def keep_floor(self, sweep_id: int, cell: Cell, floor_us: float) -> None:
+        """Keep the microseconds of a copy of the cell's fewest bytes, unless one was kept before."""
+        key = {"sweep_id": sweep_id, "num_tokens": cell.num_tokens}
+        with self._write() as session:
+            if session.get(FloorRow, key) is None:
+                session.add(FloorRow(**key, floor_us=floor_us))
+
+    def trials(self, sweep_id: int, num_tokens: int | None = None) -> Sequence[Trial]:
+        """Return the trials of a sweep, or of one cell, with their samples, in the order they were opened."""
         with self._read() as session:
             sweep = self._sweep(session, sweep_id).record
-            samples = rounds.samples_of(session, sweep_id, SampleRow)
-            twins = rounds.samples_of(session, sweep_id, TwinRow)
+            samples = rounds.samples_of(session, sweep_id, SampleRow, num_tokens)
+            twins = rounds.samples_of(session, sweep_id, TwinRow, num_tokens)
             query = select(TrialRow, CandidateRow.arm, CandidateRow.config)
             query = query.join(CandidateRow, CandidateRow.id == TrialRow.candidate_id)
+            if num_tokens is not None:
+                query = query.where(TrialRow.num_tokens == num_tokens)
             found = session.execute(query.where(TrialRow.sweep_id == sweep_id).order_by(TrialRow.id))
             return [
                 rows.trial_of(sweep, row, arm, text, samples[row.id], twins[row.id])
@@ -243,14 +255,22 @@ class Repository:
         """Return how many trials of a sweep came to what; all zero for an unknown one."""
         key = (TrialRow.state, TrialRow.failure_kind)
         query = select(*key, func.count()).where(TrialRow.sweep_id == sweep_id).group_by(*key)
-        by_state: dict[str, int] = defaultdict(int)
-        failures: dict[FailureKind, int] = {}
+        by_state: Counter[str] = Counter()
+        failures: Counter[FailureKind] = Counter()
+        probes = 0
         with self._read() as session:
-            for state, kind, count in session.execute(query):
-                by_state[state] += count
-                if kind is not None:
-                    failures[FailureKind(kind)] = count
-        return Counts(by_state["measured"], by_state["failed"], by_state["racing"], failures)
+            found = [(state, kind, count) for state, kind, count in session.execute(query)]
+            row = session.get(SweepRow, sweep_id)
+            # Apart, and by ranges: the index then yields the few probes without a look at the whole grid.
+            between = query.where(_off_grid(json.loads(row.token_counts))) if row else None
+            for state, kind, count in session.execute(between) if between is not None else ():
+                probes += count
+                found.append((state, kind, -count))
+        for state, kind, count in found:
+            by_state[state] += count
+            if kind is not None:
+                failures[FailureKind(kind)] += count
+        return Counts(by_state["measured"], by_state["failed"], by_state["racing"], +failures, probes)
 
     def save_table(self, sweep_id: int, table: DispatchTable) -> int:
         """Keep a dispatch table that was derived from a sweep; return its id.
@@ -349,6 +369,15 @@ class Repository:
             session.add(row)
             session.flush()
             return row.id
+
+
+def _off_grid(token_counts: Sequence[int]) -> ColumnElement[bool]:
+    ends = [0, *token_counts, None]
+    inside = (
+        and_(TrialRow.num_tokens > low, *([TrialRow.num_tokens < high] if high is not None else []))
+        for low, high in pairwise(ends)
+    )
+    return or_(*inside)
 
 
 def _unfinished(session: Session, digest: str) -> SweepRow | None:

@@ -31,10 +31,12 @@ def add_round(session: Session, samples: Taken, twins: Taken, conditions: Condit
 
 
 def samples_of(
-    session: Session, sweep_id: int, model: type[SampleRow] | type[TwinRow]
+    session: Session, sweep_id: int, model: type[SampleRow] | type[TwinRow], num_tokens: int | None = None
 ) -> dict[int, list[Sample]]:
-    """Return the samples, or the twins', of a sweep by trial, in the order of batch and round."""
+    """Return the samples, or the twins', of a sweep or one cell by trial, in the order of batch and round."""
     query = select(model.__table__).join(TrialRow, TrialRow.id == model.trial_id)
+    if num_tokens is not None:
+        query = query.where(TrialRow.num_tokens == num_tokens)
     key = (model.trial_id, model.batch, model.round)
     found: dict[int, list[Sample]] = defaultdict(list)
     for row in session.execute(query.where(TrialRow.sweep_id == sweep_id).order_by(*key)):

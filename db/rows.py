@@ -141,6 +141,7 @@ def sweep_of(row: SweepRow) -> StoredSweep:
         sources=json.loads(row.sources),
         bound=row.bound,
         search=Exploration.of(json.loads(row.search), tuple(variants)) if row.search else None,
+        floors={floor.num_tokens: floor.floor_us for floor in row.floors},
     )
     return StoredSweep(row.id, record, SweepState(row.state), row.started_at, row.ended_at)
 

@@ -21,6 +21,7 @@ def sweep_lines(store: Repository) -> list[SweepLine]:
             counts.measured,
             counts.failures,
             summary(store.conditions(found.id)),
+            counts.probes,
         )
         lines.append(line)
     return lines

@@ -360,6 +360,41 @@ def test_the_environment_names_the_database(measured: Path, tmp_path: Path) -> N
     assert mhctune(tmp_path, "status").code == 7
 
 
+@pytest.mark.slow
+def test_edges_are_probed_for_real_and_the_table_replays(tmp_path: Path) -> None:
+    """On the processor: one row of tokens a program, or eight; a sweep without probes, then the command."""
+    pair = TINY.replace("[1, 2]", "[1, 16]").replace("max_regret = 0.9", "max_regret = 0.05")
+    pair = pair.format(extra="").split("[space.c.unfused]")[0].replace("block_m = [1]", "block_m = [1, 8]")
+    (tmp_path / "pair.toml").write_text(pair)
+    assert mhctune(tmp_path, "sweep", "--sweep", "pair.toml").code == 0
+    assert "probed" not in mhctune(tmp_path, "status").out  # without a GPU only when asked
+    before = mhctune(tmp_path, "lookup", "1", "--json").json
+    ran = mhctune(tmp_path, "probe", "--json")
+    assert ran.code == 0, ran.err
+    (edge,) = ran.json["edges"]
+    assert (edge["before"], edge["above"], before["last"]) == (1, 16, 1)
+    probed = [probe["num_tokens"] for probe in edge["probed"]]
+    assert probed[0] == 8
+    assert 1 <= edge["last"] <= 15
+    assert edge["state"] in ("exact", "inside the noise")
+    assert [band["last"] for band in ran.json["table"]["bands"]] == [edge["last"], 16]
+    assert f"{2 * len(probed)} trials more at probed token counts" in mhctune(tmp_path, "status").out
+    assert "edges between bands" in mhctune(tmp_path, "bands").out
+    assert mhctune(tmp_path, "check", "--no-measure").code == 0
+    assert mhctune(tmp_path, "replay", "mhctune.db").code == 0
+    assert mhctune(tmp_path, "probe", "--json").json["edges"] == [edge]  # nothing is left to measure
+
+
+def test_probes_are_not_added_to_the_samples_of_another_machine(measured: Path, tmp_path: Path) -> None:
+    shutil.copy(measured / "mhctune.db", tmp_path)
+    with closing(sqlite3.connect(tmp_path / "mhctune.db")) as database, database:
+        database.execute("UPDATE toolchains SET tilelang = '0.0.1'")
+    ran = mhctune(tmp_path, "probe")
+    assert ran.code == cli.OTHER_DEVICE
+    assert "another fingerprint: tilelang '0.0.1', now" in ran.said
+    assert "Samples are not mixed; nothing was run" in ran.said
+
+
 def test_plan_forecasts_without_writing_anything(tmp_path: Path) -> None:
     ran = mhctune(tmp_path, "plan")
     assert ran.code == 0
@@ -448,7 +483,10 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "unknown seam": ((*SWEEP, "--seam", "pots"), 2, ("unknown seam 'pots'", "known: collapse, hc_head")),
     "unknown sweep": (
         ("sweep", "--sweep", "quik"), 2,
-        ("unknown sweep 'quik' (did you mean 'quick'?)", "known: decode, full, quick, seams, topk", "a .toml file"),
+        (
+            "unknown sweep 'quik' (did you mean 'quick'?)", "known: decode, full, quick, seams, topk",
+            "a .toml file",
+        ),
     ),
     "missing sweep file": (("sweep", "--sweep", "none.toml"), 2, ("cannot read none.toml", "No such file")),
     "unknown key": (

@@ -76,6 +76,25 @@ def test_three_databases_in_all_orders_give_the_same_bytes(three: list[Path], tm
     assert results[0][1] == results[0][2]
 
 
+def test_floors_are_merged_and_of_two_the_shorter_is_kept(fill: Fill, tmp_path: Path) -> None:
+    one = fill("one", "1")
+    two = tmp_path / "two.db"
+    shutil.copy(one, two)
+    for path, found in ((one, {1: 1.5, 8: 2.0}), (two, {1: 1.25, 64: 3.0})):
+        with Repository.open(path) as store:
+            record = store.record(1)
+            for count, floor_us in found.items():
+                store.keep_floor(1, Cell(record.seam, record.problem, count), floor_us)
+    bytes_of = set()
+    for number, order in enumerate(([one, two], [two, one])):
+        out = tmp_path / f"floors{number}.db"
+        merge(out, order)
+        bytes_of.add(out.read_bytes())
+        with Repository.open(out, readonly=True) as store:
+            assert store.record(1).floors == {1: 1.25, 8: 2.0, 64: 3.0}
+    assert len(bytes_of) == 1
+
+
 def test_it_does_not_matter_how_it_is_grouped(three: list[Path], tmp_path: Path) -> None:
     a, b, c = three
     merge(tmp_path / "ab.db", [a, b])

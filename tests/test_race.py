@@ -131,11 +131,15 @@ class ListStore:
     rows: dict[Candidate, Trial] = field(default_factory=dict)
     commits: list[list[tuple[Candidate, Sample]]] = field(default_factory=list)
     conditions: list[Conditions | None] = field(default_factory=list)
+    floors: dict[int, float] = field(default_factory=dict)
 
     def begin(self, sweep: SweepRecord, *, new: bool = False) -> int:
         return 1
 
-    def trials(self, sweep_id: int) -> Sequence[Trial]:
+    def keep_floor(self, sweep_id: int, cell: Cell, floor_us: float) -> None:
+        self.floors.setdefault(cell.num_tokens, floor_us)
+
+    def trials(self, sweep_id: int, num_tokens: int | None = None) -> Sequence[Trial]:
         return list(self.rows.values())
 
     def open_trial(self, sweep_id: int, cell: Cell, candidate: Candidate, footprint: Footprint) -> int:
@@ -749,6 +753,7 @@ def test_faster_than_a_copy_of_the_same_bytes_is_implausible() -> None:
     assert isinstance(outcome, Failure)
     assert outcome.kind is FailureKind.IMPLAUSIBLE
     assert "below 0.8 of the 150.00 us that a copy of the cell's fewest bytes takes" in outcome.detail
+    assert store.floors == {CELL.num_tokens: 150.0}
     assert store.kinds()[B] is None
 
 

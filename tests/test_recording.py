@@ -40,6 +40,15 @@ def derived(name: str, bound: float) -> Derived:
     return derive(sweep, 1, trials, bound)
 
 
+def test_floors_are_recorded_where_there_are_any(make_sweep: Any, tmp_path: Path) -> None:
+    for floors in ({}, {1: 1.25, 8: 1.5}):
+        sweep = replace(make_sweep(), floors=floors)
+        path = tmp_path / f"{len(floors)}.jsonl"
+        path.write_text("\n".join(recording(sweep, [], "what", "where")) + "\n")
+        assert ("floors" in path.read_text()) == bool(floors)
+        assert replay(load_recorded(path))[0].floors == floors
+
+
 def test_a_recording_holds_every_trial_failures_included(
     repository: Repository, make_sweep: Any, tmp_path: Path
 ) -> None:

@@ -289,7 +289,7 @@ def test_an_unknown_sweep_is_named_with_the_newest(repository: Repository, make_
 
 
 def test_counts_tell_outcomes_and_kinds_of_failure(repository: Repository, make_sweep: MakeSweep) -> None:
-    sweep_id = repository.begin(make_sweep())
+    sweep_id = repository.begin(make_sweep(token_counts=(1, 2, 3, 4, 5, 6, 9)))
     cells = [Cell(CELL.seam, CELL.problem, count) for count in range(1, 7)]
     for cell in cells[:2]:
         trial_id = repository.open_trial(sweep_id, cell, FUSED, BYTES)
@@ -301,6 +301,32 @@ def test_counts_tell_outcomes_and_kinds_of_failure(repository: Repository, make_
     counts = repository.counts(sweep_id)
     assert (counts.measured, counts.racing, counts.failed) == (2, 1, 3)
     assert counts.failures == {FailureKind.COMPILE: 2, FailureKind.TIMEOUT: 1}
+
+
+def test_probes_between_the_token_counts_are_counted_apart(
+    repository: Repository, make_sweep: MakeSweep
+) -> None:
+    sweep_id = repository.begin(make_sweep(token_counts=(1, 8, 64)))
+    for count in (1, 4, 8, 36, 63, 65):
+        cell = Cell(CELL.seam, CELL.problem, count)
+        trial_id = repository.open_trial(sweep_id, cell, FUSED, BYTES)
+        repository.add_samples([(trial_id, samples()[0])])
+        repository.finish_trial(trial_id)
+    repository.fail_trial(
+        sweep_id, Cell(CELL.seam, CELL.problem, 5), FUSED, BYTES, Failure(FailureKind.TIMEOUT, "")
+    )
+    counts = repository.counts(sweep_id)
+    assert (counts.measured, counts.failed, counts.racing, counts.failures) == (2, 0, 0, {})
+    assert counts.probes == 5
+    assert [t.cell.num_tokens for t in repository.trials(sweep_id, 36)] == [36]
+    assert repository.trials(sweep_id, 7) == []
+
+
+def test_the_first_floor_of_a_cell_is_kept(repository: Repository, make_sweep: MakeSweep) -> None:
+    sweep_id = repository.begin(make_sweep())
+    for count, floor_us in ((8, 1.5), (1, 1.25), (8, 9.0)):
+        repository.keep_floor(sweep_id, Cell(CELL.seam, CELL.problem, count), floor_us)
+    assert repository.record(sweep_id).floors == {1: 1.25, 8: 1.5}
 
 
 def test_tables_come_back_newest_first(

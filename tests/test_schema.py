@@ -128,6 +128,21 @@ def test_a_sweep_of_the_first_schema_is_read_after_the_upgrade(database: Path, m
         assert (trial.twins, store.conditions(sweep_id)) == ((), [])
 
 
+def test_a_sweep_of_the_third_schema_has_no_floors_and_gets_some(database: Path, make_sweep: Any) -> None:
+    cell = Cell("post_pre_delayed", Problem(hidden_size=5120), 8)
+    with Repository.open(database) as store:
+        sweep_id = store.begin(make_sweep())
+    take_back(database, "0003")
+    assert "floors" not in tables_of(database)
+    with pytest.raises(DatabaseError, match=r"schema 0003, older .* run `mhctune db upgrade`"):
+        Repository.open(database)
+    schema.upgrade(database)
+    with Repository.open(database) as store:
+        assert store.record(sweep_id).floors == {}
+        store.keep_floor(sweep_id, cell, 1.5)
+        assert store.record(sweep_id).floors == {8: 1.5}
+
+
 def test_upgrade_creates_a_missing_database(database: Path) -> None:
     assert schema.upgrade(database) == schema.head()
     assert schema.current(database) == schema.head()
