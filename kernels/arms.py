@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mhctune.kernels import forms
 from mhctune.kernels.c import arms as c
-from mhctune.kernels.c import topk_arms
+from mhctune.kernels.c import topk_arms as c_topk
+from mhctune.kernels.cuda import topk_arms as cuda_topk
 from mhctune.kernels.cuda.fused import Fused, FusedMma
 from mhctune.kernels.cuda.one_pass import OnePassCollapse, OnePassPost
 from mhctune.kernels.cuda.unfused import Unfused, UnfusedHead, UnfusedMma
@@ -23,15 +24,15 @@ _CUDA: dict[str, tuple[Arm, ...]] = {
 }  # fmt: skip
 
 ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {
-    "c": {**c.ARMS, "topk_merge": topk_arms.ARMS},
-    "cuda": _CUDA,
+    "c": {**c.ARMS, "topk_merge": c_topk.ARMS},
+    "cuda": {**_CUDA, "topk_merge": cuda_topk.ARMS},
 }
 
 # Without a table one choice serves every token count: by default the first arm. On c, `fused` is legal
 # wherever `unfused` is, which also needs multiples of 256. On cuda the tensor cores' arms degrade least: on
 # an H200 at hidden 5120 the best of each took 6.2, 7.3, 5.8 and 3.8 us at 1 token, but 11.9, 12.5, 17.0 and
 # 19.4 us at 128, in this order. The other seams' arms were not swept on a GPU yet: without a table none is
-# offered.
+# offered, but for `topk_merge`, whose arms all give the same bits.
 PREFERENCE: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda": {
         **dict.fromkeys(_CUDA, ()),

@@ -61,6 +61,7 @@ KERNELS = {
     ),
     "cuda": (
         "post", "projection", "projection_mma", "post_pre", "post_pre_mma", "epilogue", "head", "collapse",
+        "topk_pack", "topk_convert", "topk_radix", "topk_bitonic",
     ),
 }  # fmt: skip
 """By target the kernels there are: each is a function of its own name in a module of its own name."""

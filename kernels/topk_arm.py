@@ -57,9 +57,13 @@ class TopkArm(Arm):
         """Return the scratch of the merge, in the order in which its kernel takes it."""
         raise NotImplementedError
 
-    def merge_variant(self, config: Config) -> Variant:
-        """Return the kernel that merges: one for every K and W, which only bound its loops."""
+    def merge_variant(self, problem: Problem, config: Config) -> Variant:
+        """Return the kernel that merges."""
         raise NotImplementedError
+
+    def entry_params(self, problem: Problem) -> dict[str, int]:
+        """Return the parameters of packing and converting: K and W only bound their loops."""
+        return {"interleave": problem.interleave}
 
     def scalars(self, problem: Problem, config: Config) -> tuple[int, ...]:
         """Return what the merge takes after its tensors."""
@@ -71,11 +75,11 @@ class TopkArm(Arm):
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the kernels that pack, merge and convert; who does not merge needs the last alone."""
-        size = problem.interleave
+        entries = self.entry_params(problem)
         return (
-            Variant.of("topk_pack", self.target, interleave=size),
-            self.merge_variant(config),
-            Variant.of("topk_convert", self.target, interleave=size),
+            Variant.of("topk_pack", self.target, **entries),
+            self.merge_variant(problem, config),
+            Variant.of("topk_convert", self.target, **entries),
         )
 
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:

@@ -18,6 +18,7 @@ from mhctune.kernels.compiler import _factory
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Arm, Problem, Seam, Variant
 from mhctune.kernels.space import Config
+from mhctune.kernels.topk_arm import TopkLaunch
 
 HIDDEN, TOKENS = 1024, 3
 
@@ -56,7 +57,7 @@ def cases() -> Iterator[Any]:
     for seam in SEAMS.values():
         seen = set()
         for flags in ({}, {"aux": True}, {"carried": False}, {"norm": False}, {"delayed": False}):
-            problem = seam.canonical(Problem(HIDDEN, **flags))
+            problem = seam.canonical(Problem(HIDDEN, ranks=8, interleave=16, **flags))
             if problem in seen:
                 continue
             seen.add(problem)
@@ -87,7 +88,10 @@ def test_a_launch_passes_what_its_kernels_declare(seam: Seam, problem: Problem, 
     for config in tried:
         kernels = [Declared(variant) for variant in arm.variants(problem, config)]
         buffers = OutputBuffers(arm.plan(problem, config, TOKENS), "cpu")
-        arm.bind(problem, config, kernels)(inputs, buffers.bind(TOKENS))
+        launch = arm.bind(problem, config, kernels)
+        launch(inputs, buffers.bind(TOKENS))
+        if isinstance(launch, TopkLaunch):
+            launch.convert(inputs["local_ids"], buffers.bind(TOKENS)["ids"], 0)
         assert [kernel.calls for kernel in kernels] == [1] * len(kernels)
 
 
@@ -124,5 +128,5 @@ def test_a_collapse_of_rows_that_its_loads_do_not_fit_is_refused() -> None:
 
 def test_what_was_not_swept_on_a_gpu_is_not_served_there_without_a_table() -> None:
     for name, seam in SEAMS.items():
-        assert bool(seam.preference("cuda")) is (name == "post_pre_delayed")
-        assert bool(seam.arms("cuda")) is (name != "topk_merge")
+        assert bool(seam.preference("cuda")) is (name in ("post_pre_delayed", "topk_merge"))
+        assert seam.arms("cuda")

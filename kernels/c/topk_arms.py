@@ -10,7 +10,7 @@ from mhctune.kernels.space import Config, Constraint, SearchSpace, Tunable
 from mhctune.kernels.topk_arm import TopkArm, scratch
 
 _SHARED_SOURCES = (
-    "topk_arm.py", "c/topk_arms.py", "c/topk_key.py", "c/topk_pack.py", "c/topk_convert.py",
+    "topk_arm.py", "topk_key.py", "c/topk_arms.py", "c/topk_pack.py", "c/topk_convert.py",
 )  # fmt: skip
 _SELECT_BITS = Tunable("select_bits", (0, 8, 11, 14), "top bits of a key that choose what is sorted; 0: all")
 _DIGIT_BITS = Tunable("digit_bits", (8, 11), "bits of a key that one pass sorts by")
@@ -34,8 +34,8 @@ class Radix(TopkArm):
         )
         return SearchSpace(self.name, (_SELECT_BITS, _DIGIT_BITS), rules)
 
-    def merge_variant(self, config: Config) -> Variant:
-        """Return the kernel that merges."""
+    def merge_variant(self, problem: Problem, config: Config) -> Variant:
+        """Return the kernel that merges: one for every K and W, which only bound its loops."""
         bits = {name: config[name] for name in ("select_bits", "digit_bits")}
         return Variant.of("topk_radix", self.target, **bits)
 
@@ -68,8 +68,8 @@ class Bitonic(TopkArm):
         )
         return SearchSpace(self.name, (_RUN_K,), rules)
 
-    def merge_variant(self, config: Config) -> Variant:
-        """Return the kernel that merges: one for all lengths of a run."""
+    def merge_variant(self, problem: Problem, config: Config) -> Variant:
+        """Return the kernel that merges: one for all K, W and lengths of a run."""
         return Variant.of("topk_bitonic", self.target)
 
     def scalars(self, problem: Problem, config: Config) -> tuple[int, ...]:

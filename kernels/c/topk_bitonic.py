@@ -3,7 +3,7 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.c.topk_key import NONE, id_of, order_key
+from mhctune.kernels.topk_key import NONE, id_of, order_key
 
 
 @T.macro

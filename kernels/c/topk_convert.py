@@ -3,7 +3,7 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.c.topk_key import global_id
+from mhctune.kernels.topk_key import global_id
 
 
 def topk_convert(interleave: int) -> PrimFunc:

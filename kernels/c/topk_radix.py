@@ -3,7 +3,7 @@
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
-from mhctune.kernels.c.topk_key import id_of, order_key
+from mhctune.kernels.topk_key import id_of, order_key
 
 _FLIP = 2**63 - 1
 """Turns keys, largest first, into digits that are sorted smallest first; its own inverse."""

@@ -1,4 +1,4 @@
-"""What a global top-k sorts by on the C backend: one int64 an entry, the larger the better."""
+"""What a global top-k sorts by, as expressions of a kernel: one int64 an entry, the larger the better."""
 
 import tilelang.language as T
 from tvm.tirx import PrimExpr

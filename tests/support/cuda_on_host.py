@@ -1,0 +1,88 @@
+"""The generated CUDA source of a kernel, run on a processor: what it computes can be seen without a GPU.
+
+Only for kernels that `cuda_on_host.h` knows enough of CUDA for. Threads take turns in order or backwards, so
+that a missing barrier, or a result that depends on the order of threads, shows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mhctune.kernels.compiler import PASS_CONFIG, _factory
+from mhctune.kernels.seam import Variant
+
+HEADER = Path(__file__).with_suffix(".h")
+
+
+class OnHost:
+    """Stands in for a compiled CUDA kernel: takes the same arguments, on the CPU."""
+
+    def __init__(self, variant: Variant, folder: Path) -> None:
+        """Generate the source and compile it with g++ into a folder; nvcc is not needed."""
+        import tilelang
+        from tilelang import tvm
+
+        self._program = _factory(variant)(**dict(variant.params))
+        target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+        with tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG), target:
+            lowered = tilelang.lower(self._program, target=target)
+        self.source = str(lowered.kernel_source)
+        ((threads, name, parameters),) = re.findall(
+            r"void __launch_bounds__\((\d+), 1\) (\w+)\((.*?)\) \{", self.source
+        )
+        self._threads = int(threads)
+        declared = [parameter.replace("__restrict__", "").split() for parameter in parameters.split(",")]
+        self._order = [words[-1] for words in declared]
+        types = [" ".join(words[:-1]) for words in declared]
+        given = ", ".join(f"({t})arguments[{i}]" for i, t in enumerate(types))
+        text = re.sub(r"^#(?!pragma).*$", "", self.source, flags=re.MULTILINE)
+        text = re.sub(
+            r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];", r"\1* \2 = (\1*)host::memory;", text
+        )
+        program = folder / f"{abs(hash(variant))}.cpp"
+        program.write_text(
+            f'#include "{HEADER}"\n{text}\nstatic const int64_t *arguments;\n'
+            f"static void call() {{ {name}({given}); }}\n"
+            'extern "C" void launch(const int64_t *given, unsigned gx, unsigned gy, int backwards) {\n'
+            f"  arguments = given; host::run(call, gx, gy, {threads}, backwards);\n}}\n"
+        )
+        library = program.with_suffix(".so")
+        command = ["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o", str(library), str(program)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        self._launch = ctypes.CDLL(str(library)).launch
+
+    def __call__(self, *arguments: Any, backwards: bool = False) -> None:
+        """Launch; threads and blocks run in order, or backwards."""
+        named: dict[str, int] = {}
+        for parameter, argument in zip(self._program.params, arguments, strict=True):
+            if parameter not in self._program.buffer_map:
+                named[str(parameter)] = argument
+                continue
+            buffer = self._program.buffer_map[parameter]
+            assert isinstance(argument, torch.Tensor)
+            assert argument.is_contiguous()
+            named[buffer.name] = argument.data_ptr()
+            for extent, size in zip(buffer.shape, argument.shape, strict=True):
+                named.setdefault(str(extent), size)
+        grid = self._grid(named)
+        values = (ctypes.c_int64 * len(self._order))(*(named[name] for name in self._order))
+        self._launch(values, *grid, int(backwards))
+
+    def _grid(self, named: dict[str, int]) -> tuple[int, int]:
+        from tilelang import tvm
+
+        extents = {"blockIdx.x": 1, "blockIdx.y": 1, "blockIdx.z": 1}
+
+        def visit(node: Any) -> None:
+            if isinstance(node, tvm.tirx.For) and node.thread_binding is not None:
+                extent = str(node.extent)
+                extents[node.thread_binding.thread_tag] = named[extent] if extent in named else int(extent)
+
+        tvm.tirx.stmt_functor.post_order_visit(self._program.body, visit)
+        return extents["blockIdx.x"], extents["blockIdx.y"]
