@@ -448,7 +448,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "unknown seam": ((*SWEEP, "--seam", "pots"), 2, ("unknown seam 'pots'", "known: collapse, hc_head")),
     "unknown sweep": (
         ("sweep", "--sweep", "quik"), 2,
-        ("unknown sweep 'quik' (did you mean 'quick'?)", "known: decode, full, quick, seams, topk", "a .toml file"),
+        ("unknown sweep 'quik' (did you mean 'quick'?)", "decode, full, quick, seams, topk", "a .toml file"),
     ),
     "missing sweep file": (("sweep", "--sweep", "none.toml"), 2, ("cannot read none.toml", "No such file")),
     "unknown key": (
