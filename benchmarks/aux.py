@@ -3,7 +3,8 @@
 Three forms of each candidate of `post_pre_delayed`: the seam alone, the seam with `aux`, and the seam
 followed by `torch.mean` of the stored streams. Rounds alternate forward and back, so that ratios are of
 paired rounds; on CUDA a sample is a replay of a graph of 20 launches less an empty graph's. All means must
-be equal to the bit. For each form the candidate with the lowest median counts: what is best with `aux` need not be best without.
+be equal to the bit. For each form the candidate with the lowest median counts: what is best with `aux` need
+not be best without.
 """
 
 from __future__ import annotations
