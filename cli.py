@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -289,7 +289,7 @@ def sweep(
         for plan in plans:
             require_room(plan, bench, budget)
         with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
-            for plan in plans:
+            for plan in plans if new else not_ended(store, plans):
                 with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
                     bar, stop = Bar(progress), lambda: bool(came())
                     ahead = AheadBench(bench, bench, plan.variants_of)
@@ -325,6 +325,15 @@ def probing(
         Prober(tools[0].record(sweep_id), *tools, derived, *watch).run(sweep_id)
 
     return probe
+
+
+def not_ended(store: Repository, plans: Sequence[SweepPlan]) -> Sequence[SweepPlan]:
+    """Return the seams of a family that have no complete sweep yet; once all have, all are swept again."""
+    ended = {sweep.record.digest for sweep in store.sweeps() if sweep.state is SweepState.COMPLETE}
+    left = [plan for plan in plans if plan.record().digest not in ended]
+    if left and len(left) < len(plans):
+        note(f"{len(plans) - len(left)} of {len(plans)} seams are complete; --new sweeps them again")
+    return left or plans
 
 
 def finish(

@@ -119,6 +119,12 @@ block_m = [1]
 
 def test_a_family_of_seams_is_tuned_into_one_database(tmp_path: Path) -> None:
     (tmp_path / "family.toml").write_text(FAMILY)
+    alone = mhctune(tmp_path, "sweep", "--sweep", "family.toml", "--seam", "collapse")
+    assert alone.code == 0, alone.err
+    rest = mhctune(tmp_path, "sweep", "--sweep", "family.toml")
+    assert "1 of 2 seams are complete; --new sweeps them again" in rest.said
+    assert "bands of collapse" not in rest.out
+    assert "bands of pre, hidden 256" in rest.out
     ran = mhctune(tmp_path, "sweep", "--sweep", "family.toml")
     assert ran.code == 0, ran.err
     for seam, model in (("collapse", "2 trials"), ("pre", "2 trials")):
@@ -483,10 +489,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "unknown seam": ((*SWEEP, "--seam", "pots"), 2, ("unknown seam 'pots'", "known: collapse, hc_head")),
     "unknown sweep": (
         ("sweep", "--sweep", "quik"), 2,
-        (
-            "unknown sweep 'quik' (did you mean 'quick'?)", "known: decode, full, quick, seams, topk",
-            "a .toml file",
-        ),
+        ("unknown sweep 'quik' (did you mean 'quick'?)", "decode, full, quick, seams, topk", "a .toml file"),
     ),
     "missing sweep file": (("sweep", "--sweep", "none.toml"), 2, ("cannot read none.toml", "No such file")),
     "unknown key": (
