@@ -60,6 +60,7 @@ from mhctune.autotuner.sweep import CompileAll, Sweep, SweepResult, Watcher, req
 from mhctune.autotuner.terms import Terms
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
+from mhctune.configs.passes import parse_passes
 from mhctune.configs.recorded import recorded_names
 from mhctune.configs.traffic import load_traffic
 from mhctune.db import schema
@@ -76,6 +77,7 @@ from mhctune.db.merge import merge
 from mhctune.db.replay import replay_database, replay_recording
 from mhctune.db.repository import Repository
 from mhctune.db.status import read_back, sweep_lines
+from mhctune.kernels.compiler import Passes
 from mhctune.kernels.dispatch import DispatchTable, TableError
 from mhctune.kernels.legality import refusals
 from mhctune.kernels.space import Candidate
@@ -147,6 +149,8 @@ Tolerance = Annotated[float, Option("--tolerance", min=0.0, help="Slower by more
 NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also where the device is here.")]
 Baseline = Annotated[Path | None, Option(
     "--baseline", help="Exported .json: each choice is compared with its choice.")]
+PassConfig = Annotated[list[str] | None, Option("--pass-config", metavar="NAME=BOOL", help=(
+    "Compile with this pass option, such as tl.disable_safe_memory_legalize=false: another toolchain may."))]
 Junit = Annotated[Path | None, Option("--junit", help="Write what was found as JUnit XML.")]
 Markdown = Annotated[Path | None, Option("--markdown", help="Write it as Markdown.")]
 SaveRun = Annotated[bool, Option("--save", help="Keep the verdict in the database.")]
@@ -520,11 +524,11 @@ def export_command(
 @app.command()
 def check(
     db: Db = DB, table: Exported = None, baseline: Baseline = None, tolerance: Tolerance = 0.1,
-    no_measure: NoMeasure = False, junit: Junit = None, markdown: Markdown = None, save: SaveRun = False,
-    as_json: Json = False,
+    no_measure: NoMeasure = False, passes: PassConfig = None, junit: Junit = None, markdown: Markdown = None,
+    save: SaveRun = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
-    against = load_measured(str(baseline)) if baseline else None
+    against, changed = load_measured(str(baseline)) if baseline else None, parse_passes(passes or ())
     with Repository.open(db, readonly=not save) as store:
         checked = check_tables(store, load_measured(str(table)) if table else None)
         device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
@@ -535,7 +539,7 @@ def check(
                 findings += gate(store, each, against, tolerance)
                 continue
             findings += other_problem(each.table, against) if against else []
-            findings += timed_again(each.table, then_of(store, each, against), tolerance, as_json)
+            findings += timed_again(each.table, then_of(store, each, against), tolerance, as_json, changed)
         done = Check(findings, left_out)
         if save:
             save_runs(store, checked, done)
@@ -549,11 +553,13 @@ def check(
     raise SystemExit(done.exit_code)
 
 
-def timed_again(table: DispatchTable, then: Then, tolerance: float, quiet: bool) -> list[Finding]:
+def timed_again(
+    table: DispatchTable, then: Then, tolerance: float, quiet: bool, passes: Passes
+) -> list[Finding]:
     """Time a table's choices on this machine, which is its device."""
-    here = fingerprint(known_seam(table.seam), table.target)
+    here = fingerprint(known_seam(table.seam), table.target, passes)
     named = table.seam, table.target, l2_of(table)
-    with open_bench(*named) as bench, progress_bar(not quiet) as progress:
+    with open_bench(*named, passes=passes) as bench, progress_bar(not quiet) as progress:
         bar = Bar(progress)
         return remeasure(table, bench, bench.compile_all, tolerance, bar, then=then, here=here)
 

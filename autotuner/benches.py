@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mhctune.autotuner.bench import Bench
     from mhctune.autotuner.records import Cell, Failure, Footprint
     from mhctune.autotuner.worker import Compiling
+    from mhctune.kernels.compiler import Passes
     from mhctune.kernels.space import Candidate
 
 
@@ -82,14 +83,14 @@ class SeamsBench:
         return bool(getattr(self._bench, "healthy", lambda: True)())
 
 
-def make_bench(seam_name: str, target: str, l2: str) -> tuple[Bench, Compiling]:
+def make_bench(seam_name: str, target: str, l2: str, passes: Passes | None = None) -> tuple[Bench, Compiling]:
     """Return the bench of a target, for a seam first, and its compiler; called in the worker."""
     from mhctune.autotuner.threads import threads_here
-    from mhctune.kernels.compiler import Compiler, quiet
+    from mhctune.kernels.compiler import Compiler, compile_variant, quiet
     from mhctune.kernels.registry import seam
 
     quiet()
-    compiler = Compiler(threads_here(target))
+    compiler = Compiler(threads_here(target), partial(compile_variant, passes=passes))
     if target == "cuda":
         from mhctune.autotuner.cuda_bench import CudaBench
 
@@ -101,10 +102,17 @@ def make_bench(seam_name: str, target: str, l2: str) -> tuple[Bench, Compiling]:
 
 @contextmanager
 def open_bench(
-    seam_name: str, target: str, l2: str = "warm", limits: Limits | None = None
+    seam_name: str,
+    target: str,
+    l2: str = "warm",
+    limits: Limits | None = None,
+    passes: Passes | None = None,
 ) -> Iterator[RemoteBench]:
-    """Start a worker with the bench of a target, timed `warm` or `cold`; it ends with the block."""
-    bench = RemoteBench(partial(make_bench, seam_name, target, l2), limits)
+    """Start a worker with the bench of a target, timed `warm` or `cold`; it ends with the block.
+
+    Kernels are compiled with other `passes` (`mhctune.kernels.compiler.pass_config`) if some are given.
+    """
+    bench = RemoteBench(partial(make_bench, seam_name, target, l2, passes), limits)
     try:
         yield bench
     finally:

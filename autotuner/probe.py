@@ -16,7 +16,7 @@ from mhctune.autotuner.budget import size
 from mhctune.autotuner.nvidia import first_gpu, nvcc_version
 from mhctune.autotuner.protocol import PROTOCOL_VERSION
 from mhctune.configs.loader import recognise
-from mhctune.kernels.compiler import C_FLAGS, C_PASS_CONFIG, PASS_CONFIG, cuda_arch
+from mhctune.kernels.compiler import C_FLAGS, Passes, cuda_arch, pass_config
 from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.optional import OPTIONAL_ARMS
 from mhctune.kernels.registry import SEAMS
@@ -106,12 +106,13 @@ def _json(config: dict[str, bool]) -> str:
     return json.dumps(config, sort_keys=True, separators=(",", ":"))
 
 
-def fingerprint(seam: Seam, target: str) -> Fingerprint:
-    """Read the fingerprint of this machine for a seam's arms on a target.
+def fingerprint(seam: Seam, target: str, passes: Passes | None = None) -> Fingerprint:
+    """Read the fingerprint of this machine for a seam's arms on a target, compiled with `passes`.
 
     Raises:
         ValueError: there is no GPU here to read one of the target `cuda`, or the target is unknown.
     """
+    configured = _json(pass_config(target, passes))
     common: dict[str, Any] = {
         "torch": importlib.metadata.version("torch"),
         "tilelang": importlib.metadata.version("tilelang"),
@@ -128,7 +129,7 @@ def fingerprint(seam: Seam, target: str) -> Fingerprint:
             driver=f"{platform.system()} {platform.release()}",
             cuda="",
             compiler=gcc_version(),
-            pass_config=_json(C_PASS_CONFIG),
+            pass_config=configured,
             compile_flags=" ".join(C_FLAGS),
             **common,
         )
@@ -145,7 +146,7 @@ def fingerprint(seam: Seam, target: str) -> Fingerprint:
         driver=gpu.driver,
         cuda=torch.version.cuda or "",
         compiler=nvcc_version(),
-        pass_config=_json(PASS_CONFIG),
+        pass_config=configured,
         compile_flags=f"arch={cuda_arch()}",
         **common,
     )

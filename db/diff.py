@@ -10,8 +10,8 @@ from mhctune.autotuner.check import label
 from mhctune.autotuner.difference import Difference, Side, difference
 from mhctune.db.checks import kind_of
 from mhctune.db.engine import Place
+from mhctune.db.magic import is_sqlite
 from mhctune.db.repository import Repository
-from mhctune.db.sqlite_file import is_sqlite
 from mhctune.db.tables import matching, no_table
 from mhctune.kernels.dispatch import TableError
 

@@ -14,7 +14,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from mhctune.db.sqlite_file import connect_readonly, is_sqlite, siblings, wal_works
+from mhctune.db.magic import is_sqlite
+from mhctune.db.sqlite_file import connect_readonly, siblings, wal_works
 
 BUSY_TIMEOUT_S = 60.0
 READING = "mhctune_reading"

@@ -6,8 +6,6 @@ import os
 import sqlite3
 from pathlib import Path
 
-MAGIC = b"SQLite format 3\x00"
-
 # Write-ahead logging shares memory between processes through a mapped file, which these do not keep coherent.
 _NETWORK = (
     "nfs",
@@ -23,16 +21,6 @@ _NETWORK = (
     "virtiofs",
     "gluster",
 )
-
-
-def is_sqlite(path: Path) -> bool:
-    """Return whether a file begins as every SQLite database does.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def connect_readonly(path: Path, timeout_s: float = 60.0) -> sqlite3.Connection:

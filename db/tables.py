@@ -7,30 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
+import os
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mhctune.configs.families import same_family
-from mhctune.db.sqlite_file import connect_readonly, is_sqlite
-from mhctune.db.table_rules import RepeatedKey, repeated_key, violation
+from mhctune.db.magic import is_sqlite
 from mhctune.kernels.dispatch import SCHEMA_VERSION, DispatchTable, Fingerprint, Status, TableError
 
-if TYPE_CHECKING:  # it logs, and logging is a tenth of what importing this module costs
-    from mhctune.db.policy import Policy
+if TYPE_CHECKING:  # a policy logs, and logging is a tenth of what importing this module costs; so are paths
+    from pathlib import Path
 
-_QUERY = """
-SELECT dispatch_tables.id, dispatch_tables.content
-FROM dispatch_tables
-JOIN sweeps ON sweeps.id = dispatch_tables.sweep_id
-JOIN problems ON problems.id = sweeps.problem_id
-WHERE (:seam IS NULL OR problems.seam = :seam)
-  AND (:digest IS NULL OR problems.digest = :digest)
-ORDER BY dispatch_tables.id DESC
-"""
+    from mhctune.db.policy import Policy
 
 
 def load_table(
@@ -83,11 +71,12 @@ def matching(
     Raises:
         TableError: as `load_tables`.
     """
-    texts = _contents(Path(path), seam, problem_digest)
+    path = os.fspath(path)
+    texts = _contents(path, seam, problem_digest)
     tables = [_parsed(text, where) for where, text in texts]
     found = tuple(table for table in tables if is_of(table, seam, problem_digest))
     if not found:
-        raise TableError(f"{path}: {no_table(seam, problem_digest)}; {_advice(Path(path))}")
+        raise TableError(f"{path}: {no_table(seam, problem_digest)}; {_advice(path)}")
     return found
 
 
@@ -122,7 +111,11 @@ def against(table: DispatchTable, here: Fingerprint) -> DispatchTable:
     """
     judged, names = table.against(here), (table.fingerprint.gpu_name, here.gpu_name)
     other_name = names[0] != names[1] and table.fingerprint.mig == here.mig
-    if judged.status is Status.FOREIGN and other_name and same_family(*names):
+    if judged.status is not Status.FOREIGN or not other_name:
+        return judged
+    from mhctune.configs.families import same_family  # only another device has to wait for it
+
+    if same_family(*names):
         return replace(judged, status=Status.FAMILY)
     return judged
 
@@ -141,29 +134,20 @@ def only(found: Sequence[DispatchTable], where: str) -> DispatchTable:
     return found[0]
 
 
-def _advice(path: Path) -> str:
-    if not is_sqlite(path):
-        return "export the one you want"
-    with closing(connect_readonly(path)) as connection:
-        ended = "SELECT count(*) FROM sweeps WHERE state IN ('complete', 'incomplete')"
-        (sweeps,) = connection.execute(ended).fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM dispatch_tables").fetchone()
-    if tables:
-        return "`mhctune status` lists the sweeps it holds"
-    return "run `mhctune bands --save`" if sweeps else "run `mhctune sweep`"
-
-
 def problem_key(table: DispatchTable) -> str:
     """Return the 16 hex digits that name a table's problem: `Problem.digest`, without importing torch."""
     text = json.dumps(dict(table.problem), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _contents(path: Path, seam: str | None, digest: str | None) -> Iterable[tuple[str, str]]:
+def _contents(path: str, seam: str | None, digest: str | None) -> Iterable[tuple[str, str]]:
     try:
         if is_sqlite(path):
-            return _rows(path, seam, digest)
-        return [(str(path), path.read_text(encoding="utf-8"))]
+            from mhctune.db.table_rows import table_rows  # sqlite3 is an eighth of what importing this costs
+
+            return table_rows(path, seam, digest)
+        with open(path, encoding="utf-8") as file:
+            return [(path, file.read())]
     except FileNotFoundError:
         raise TableError(f"{path}: no such file; export a table, or name a database of mhctune") from None
     except OSError as error:
@@ -172,19 +156,17 @@ def _contents(path: Path, seam: str | None, digest: str | None) -> Iterable[tupl
         raise TableError(f"{path}: is neither an SQLite database nor an exported JSON table") from None
 
 
-def _rows(path: Path, seam: str | None, digest: str | None) -> list[tuple[str, str]]:
-    try:
-        with closing(connect_readonly(path)) as connection:
-            found = connection.execute(_QUERY, {"seam": seam, "digest": digest}).fetchall()
-    except sqlite3.Error as error:
-        raise TableError(
-            f"{path}: cannot be read as mhctune's database: {error}; check the file, "
-            "or run `mhctune db upgrade`"
-        ) from error
-    return [(f"{path}, table {number}", content) for number, content in found]
+def _advice(path: str) -> str:
+    if not is_sqlite(path):
+        return "export the one you want"
+    from mhctune.db.table_rows import advice
+
+    return advice(path)
 
 
 def _parsed(text: str, where: str) -> DispatchTable:
+    from mhctune.db.table_rules import RepeatedKey, repeated_key, violation  # compiles patterns
+
     try:
         data: Any = json.loads(text, object_pairs_hook=repeated_key)
     except RepeatedKey as error:

@@ -6,12 +6,13 @@ import hashlib
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Any
 
+from mhctune.configs.errors import unknown
 from mhctune.kernels.seam import Variant
 
 # TileLang gives gcc no -O flag (263 ms instead of 4.9 ms at 64 tokens), and gcc's own contraction would
@@ -28,6 +29,23 @@ PASS_CONFIG = {
 }
 C_PASS_CONFIG = {"tl.disable_safe_memory_legalize": True}
 """The same guards would stand around every load of a tensor whose extent is known only at run time."""
+
+
+Passes = Mapping[str, bool]
+"""Pass options that are set otherwise than `PASS_CONFIG` and `C_PASS_CONFIG` say."""
+
+
+def pass_config(target: str, passes: Passes | None = None) -> dict[str, bool]:
+    """Return the pass configuration of a target, with other values for some of its options.
+
+    Raises:
+        ConfigError: an option that the target's configuration does not have.
+    """
+    config = dict(C_PASS_CONFIG if target == "c" else PASS_CONFIG)
+    for name in passes or {}:
+        if name not in config:
+            raise unknown(f"pass option of target {target}", name, sorted(config))
+    return config | dict(passes or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +94,16 @@ def _factory(variant: Variant) -> Callable[..., Any]:
     return factory
 
 
-def _options(target: str) -> dict[str, Any]:
+def _options(target: str, passes: Passes | None) -> dict[str, Any]:
+    configured = pass_config(target, passes)
     if target == "c":
         return {
             "target": "c",
             "execution_backend": "cython",
             "compile_flags": list(C_FLAGS),
-            "pass_configs": dict(C_PASS_CONFIG),
+            "pass_configs": configured,
         }
-    return {"target": {"kind": "cuda", "arch": cuda_arch()}, "pass_configs": dict(PASS_CONFIG)}
+    return {"target": {"kind": "cuda", "arch": cuda_arch()}, "pass_configs": configured}
 
 
 def cuda_arch() -> str:
@@ -96,8 +115,8 @@ def cuda_arch() -> str:
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
-def compile_variant(variant: Variant) -> Compiled:
-    """Compile one variant; TileLang's own cache on disk is used.
+def compile_variant(variant: Variant, passes: Passes | None = None) -> Compiled:
+    """Compile one variant, with other `passes` if some are given; TileLang's own cache on disk is used.
 
     Raises:
         CompileError: TileLang or the C compiler refused it.
@@ -107,7 +126,7 @@ def compile_variant(variant: Variant) -> Compiled:
     try:
         with _tracing:
             program = _factory(variant)(**dict(variant.params))
-        kernel = tilelang.compile(program, **_options(variant.target))
+        kernel = tilelang.compile(program, **_options(variant.target, passes))
         if variant.target == "cuda":
             _finish(kernel)
     except Exception as error:  # a compiler may raise anything; the trial records it

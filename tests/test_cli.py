@@ -380,15 +380,37 @@ def test_edges_are_probed_for_real_and_the_table_replays(tmp_path: Path) -> None
     (edge,) = ran.json["edges"]
     assert (edge["before"], edge["above"], before["last"]) == (1, 16, 1)
     probed = [probe["num_tokens"] for probe in edge["probed"]]
-    assert probed[0] == 8
+    assert edge["state"] in ("exact", "inside the noise")  # the latter without a probe on a busy machine
+    assert set(probed[:1]) <= {8}
     assert 1 <= edge["last"] <= 15
-    assert edge["state"] in ("exact", "inside the noise")
     assert [band["last"] for band in ran.json["table"]["bands"]] == [edge["last"], 16]
-    assert f"{2 * len(probed)} trials more at probed token counts" in mhctune(tmp_path, "status").out
-    assert "edges between bands" in mhctune(tmp_path, "bands").out
+    assert ("edges between bands" in mhctune(tmp_path, "bands").out) == bool(probed)
     assert mhctune(tmp_path, "check", "--no-measure").code == 0
     assert mhctune(tmp_path, "replay", "mhctune.db").code == 0
     assert mhctune(tmp_path, "probe", "--json").json["edges"] == [edge]  # nothing is left to measure
+
+
+@pytest.mark.slow
+def test_another_pass_configuration_is_named_as_what_made_a_choice_slower(
+    measured: Path, tmp_path: Path
+) -> None:
+    """The samples of the sweep are made ten times shorter: what both candidates lost may be the machine's."""
+    shutil.copy(measured / "mhctune.db", tmp_path)
+    with closing(sqlite3.connect(tmp_path / "mhctune.db")) as database, database:
+        database.execute("UPDATE samples SET latency_us = latency_us / 10")
+    legalized = ("--pass-config", "tl.disable_safe_memory_legalize=false")
+    arguments = ("check", "--tolerance", "2", "--json")
+    slower, same = (mhctune(tmp_path, *arguments, *more) for more in (legalized, ()))
+    speed = [f for f in slower.json["findings"] if f["what"].startswith("speed")]
+    assert (slower.code, {f["verdict"] for f in speed}) == (1, {"regressed"})
+    assert len(speed) == 2
+    for finding in speed:
+        assert (
+            "other_toolchain: pass_config '{\"tl.disable_safe_memory_legalize\":true}', now '{"
+            in (finding["sentence"])
+        )
+    speed = [f for f in same.json["findings"] if f["what"].startswith("speed")]
+    assert (len(speed), "regressed" in {f["verdict"] for f in speed}) == (2, False)
 
 
 def test_probes_are_not_added_to_the_samples_of_another_machine(measured: Path, tmp_path: Path) -> None:
@@ -547,6 +569,12 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     ),
     "missing database, status": (("status", "--db", "none.db"), 7, ("no database at none.db; run `mhctune",)),
     "missing database, bands": (("bands", "--db", "none.db"), 7, ("no database at none.db",)),
+    "pass option without a value": (
+        ("check", "--pass-config", "tl.x"), 2, ("'tl.x' must be NAME=true or NAME=false",),
+    ),
+    "pass option twice": (
+        ("check", "--pass-config", "tl.x=true", "--pass-config", "tl.x=false"), 2, ("given twice",),
+    ),
     "missing database, explain": (("explain", "--tokens", "1", "--db", "none.db"), 7, ("no database at",)),
     "missing database, verify": (("db", "verify", "--db", "none.db"), 7, ("no database at none.db",)),
     "missing database, lookup": (("lookup", "1", "--db", "none.db"), 7, ("none.db: no such file",)),

@@ -14,8 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+from runtime_splits import compile_runtime_splits  # type: ignore[import-not-found]
 
-from mhctune.kernels.compiler import Compiled, CompileError, Compiler, compile_variant, quiet
+from mhctune.configs.errors import ConfigError
+from mhctune.kernels.compiler import (
+    C_PASS_CONFIG,
+    PASS_CONFIG,
+    Compiled,
+    CompileError,
+    Compiler,
+    compile_variant,
+    pass_config,
+    quiet,
+)
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Problem, Variant
 
@@ -182,6 +193,32 @@ def test_a_compiled_kernel_refuses_a_tensor_it_would_misread(compiler: Compiler,
     with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
         run(x, residual, torch.zeros(3, 4), torch.zeros(3, 4, 4), torch.empty_like(residual), x)
     assert f"{wrong} mismatch for parameter x" in str(caught.value)
+
+
+def test_other_passes_are_compiled_with_and_an_unknown_one_is_refused() -> None:
+    changed = pass_config("cuda", {"tl.disable_safe_memory_legalize": False})
+    assert changed == {**PASS_CONFIG, "tl.disable_safe_memory_legalize": False}
+    assert pass_config("c") == C_PASS_CONFIG
+    with pytest.raises(
+        ConfigError, match=r"unknown pass option of target c 'tl.disable_tma_lower'.*known: tl"
+    ):
+        pass_config("c", {"tl.disable_tma_lower": False})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc; the GPU tests compile everywhere else")
+def test_run_time_splits_are_guarded_only_under_safe_memory_legalization() -> None:
+    """The kernel of the gate's real case: vector loads as they are, each with a condition when legalized."""
+    config = {"tile_n": 2, "n_splits": 10, "n_thr": 128, "vec": 4, "block_m": 1, "ahead": 2, "collapse": 1}
+    variant = Variant.of("post_pre", "cuda", hidden_size=5120, **config)
+    sources = [
+        compile_runtime_splits(variant, passes).run.get_kernel_source()  # type: ignore[attr-defined]
+        for passes in (None, {"tl.disable_safe_memory_legalize": False})
+    ]
+    assert all("n_splits" in source and "*(float4*)" in source for source in sources)
+    plain, guarded = (source.count("condval") for source in sources)
+    assert plain == 0
+    assert guarded > 10
 
 
 _FINISHED = """
