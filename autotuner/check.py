@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from mhctune.autotuner.difference import changed_ranges
-from mhctune.autotuner.words import counted
+from mhctune.autotuner.words import counted, size_text
 from mhctune.kernels.dispatch import Choice, DispatchTable
 from mhctune.kernels.legality import refusals
 from mhctune.kernels.registry import seam as find_seam
@@ -89,8 +89,9 @@ class Check:
 
 def label(table: DispatchTable) -> str:
     """Return what a person calls a table."""
-    hidden = table.problem.get("hidden_size", "?")
-    return f"{table.seam}, hidden {hidden}, {table.fingerprint.gpu_name}, table {table.digest[:12]}"
+    return (
+        f"{table.seam}, {size_text(table.problem)}, {table.fingerprint.gpu_name}, table {table.digest[:12]}"
+    )
 
 
 def differences(ours: DispatchTable, theirs: DispatchTable) -> list[tuple[str, Choice, Choice]]:

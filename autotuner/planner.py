@@ -331,7 +331,7 @@ def forecast(
 ) -> Forecast:
     """Forecast a plan on `cores` cores and a device of `bandwidth_gb_s`.
 
-    A launch is taken to move 36 H bytes a token (the unfused route) at half the bandwidth and to cost at
+    A launch is taken to move the seam's bytes (`Seam.moved_bytes`) at half the bandwidth and to cost at
     least 200 us on the target `c` and 15 us on a GPU; a sample repeats it for `replay_us`. A cold protocol
     multiplies inputs and buffers by slots that outgrow a cache of `l2_bytes`.
 
@@ -346,7 +346,6 @@ def forecast(
         points = math.prod(len(tunable.values) for tunable in space.tunables)
         arms.append(ArmForecast(name, points, len(plan.legal[name]), len(mine), len(kernels)))
     largest = max(plan.token_counts)
-    hidden = plan.problem.hidden_size
     slots = 1
     if plan.protocol.l2 == "cold":
         slots = cold_slots(plan.seam, plan.problem, largest, l2_bytes or 0)
@@ -360,7 +359,10 @@ def forecast(
     rate = (bandwidth_gb_s or 10.0) * 1e3 / 2
     samples_us = sum(
         plan.raced_at(n)
-        * max(plan.protocol.replay_us, plan.protocol.unroll * max(floor_us, 36 * hidden * n / rate))
+        * max(
+            plan.protocol.replay_us,
+            plan.protocol.unroll * max(floor_us, plan.seam.moved_bytes(plan.problem, n) / rate),
+        )
         for n in plan.token_counts
     )
     prepare_s = PREPARE_S[plan.target] * plan.grid + LOAD_S[plan.target] * len(plan.variants)

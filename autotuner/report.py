@@ -20,7 +20,7 @@ from mhctune.autotuner.records import FailureKind, SweepState
 from mhctune.autotuner.stats import NoiseFloor
 from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.terms import Terms
-from mhctune.autotuner.words import counted, percent, token_range
+from mhctune.autotuner.words import counted, percent, size_text, token_range
 from mhctune.configs.loader import Kind, names, recognise
 from mhctune.kernels.dispatch import Answer, DispatchTable
 
@@ -91,7 +91,7 @@ def sweeps_sheet(lines: Sequence[SweepLine], place: str) -> Sheet:
                 line.sweep,
                 line.state.value,
                 record.seam,
-                record.problem.hidden_size,
+                size_text(record.problem.to_dict()),
                 f"{done}/{record.grid}",
                 f"{line.started_at:%Y-%m-%d %H:%M}",
             )
@@ -104,7 +104,7 @@ def sweeps_sheet(lines: Sequence[SweepLine], place: str) -> Sheet:
             notes.append(f"sweep {line.sweep}: {counted(line.probes, 'trial')} more at probed token counts")
         if line.conditions:
             notes.append(f"sweep {line.sweep}: {line.conditions}")
-    columns = ("sweep", "state", "seam", "hidden", "trials", "started (UTC)")
+    columns = ("sweep", "state", "seam", "size", "trials", "started (UTC)")
     return Sheet(
         f"sweeps of {place}", columns, tuple(rows), tuple(notes or ["none yet: run `mhctune sweep`"])
     )
@@ -155,7 +155,7 @@ def bands_sheet(table: DispatchTable) -> Sheet:
         tokens = token_range(band.first, band.last)
         rows.append((tokens, band.choice.arm, config_text(band.choice.config), regret, limit))
     columns = ("tokens", "arm", "config", "regret", "limit")
-    title = f"bands of {table.seam}, hidden {table.problem['hidden_size']}"
+    title = f"bands of {table.seam}, {size_text(table.problem)}"
     return Sheet(title, columns, tuple(rows), _bands_notes(table))
 
 

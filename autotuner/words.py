@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural where it needs one."""
@@ -18,3 +21,10 @@ def token_range(first: int, last: int | None) -> str:
     if last is None:
         return f"{first} and up"
     return f"{first}-{last}" if last > first else str(first)
+
+
+def size_text(problem: Mapping[str, Any]) -> str:
+    """Return what measures a problem, given its fields: the hidden size, or K and W of a global top-k."""
+    if not problem.get("top_k"):
+        return f"hidden {problem.get('hidden_size', '?')}"
+    return f"top {problem['top_k']} of {counted(problem.get('ranks', 1), 'rank')}"

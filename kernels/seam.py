@@ -256,6 +256,10 @@ class Seam(ABC):
     def check(self, problem: Problem, inputs: Tensors, outputs: Tensors) -> list[Deviation]:
         """Compare outputs with the staged float64 reference; every output is listed."""
 
+    def moved_bytes(self, problem: Problem, num_tokens: int) -> int:
+        """Return the bytes that a launch is taken to move, for forecasts: 36 H a token, the unfused route."""
+        return 36 * problem.hidden_size * num_tokens
+
     def label(self, problem: Problem) -> str:
         """Return a label of a problem for people: what this seam depends on."""
         mix = "own" if not problem.delayed else "carried" if problem.carried else "absent"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mhctune.kernels.buffers import BufferSpec, Role
+from mhctune.kernels.buffers import BufferSpec, Role, torch_dtype
 from mhctune.kernels.seam import Arm, Problem, Region, ScratchLayout, Tensors, Variant
 from mhctune.kernels.space import Config
 
@@ -98,6 +98,22 @@ class TopkArm(Arm):
     def scratch_layout(self, problem: Problem, config: Config, num_tokens: int) -> ScratchLayout:
         """Return nothing: its scratch is of integers and is taken by name, not from a float32 tensor."""
         return ScratchLayout(0, ())
+
+    def scratch_words(self, problem: Problem, config: Config, rows: int) -> int:
+        """Return the int64 elements that hold the scratch of so many rows, each buffer on a 256-byte line."""
+        return sum(_words(spec) for spec in self.scratch_specs(problem, config, rows))
+
+    def scratch_views(self, problem: Problem, config: Config, rows: int, flat: torch.Tensor) -> Tensors:
+        """Cut a flat int64 tensor up into the scratch of so many rows; allocates nothing."""
+        found, first = dict[str, torch.Tensor](), 0
+        for spec in self.scratch_specs(problem, config, rows):
+            found[spec.name] = spec.view(flat[first:].view(torch_dtype(spec.dtype)), rows)
+            first += _words(spec)
+        return found
+
+
+def _words(spec: BufferSpec) -> int:
+    return -(-spec.bytes // 256) * 32
 
 
 def scratch(name: str, width: int, dtype: str, max_tokens: int) -> BufferSpec:

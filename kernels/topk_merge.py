@@ -38,6 +38,10 @@ class TopkMerge(Seam):
             interleave=problem.interleave,
         )  # fmt: skip
 
+    def moved_bytes(self, problem: Problem, num_tokens: int) -> int:
+        """Return the bytes of a launch: read and packed two of K, gathered two of W x K, found one of K."""
+        return 4 * problem.top_k * (2 * problem.ranks + 5) * num_tokens
+
     def label(self, problem: Problem) -> str:
         """Return a label of a problem for people."""
         ranks = f"{problem.ranks} rank" + ("" if problem.ranks == 1 else "s")

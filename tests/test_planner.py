@@ -281,3 +281,13 @@ def test_aux_is_refused_where_an_arm_cannot_write_it(sweep_file: Callable[[str],
 def test_a_sweep_of_the_global_top_k_says_k_ranks_and_interleave() -> None:
     problem = plan_sweep(CPU, "topk").problem
     assert (problem.hidden_size, problem.top_k, problem.ranks, problem.interleave) == (1, 2048, 8, 1)
+
+
+def test_the_forecast_of_the_global_top_k_is_of_its_own_shapes() -> None:
+    plan = plan_sweep(CPU, "topk")
+    # Local ids and scores, both packed, the ids found: five of K; what eight ranks sent: sixteen; four bytes.
+    assert plan.seam.moved_bytes(plan.problem, 3) == 3 * 21 * 2048 * 4
+    assert SEAM.moved_bytes(Problem(5120), 3) == 3 * 36 * 5120
+    large, small = (plan_sweep(CPU, "topk", tokens=tokens) for tokens in ("4096", "2048"))
+    seconds = [forecast(each, 2, 10.0).race_s for each in (large, small)]
+    assert seconds[0] / seconds[1] == pytest.approx(2, rel=0.05)

@@ -26,6 +26,7 @@ from mhctune.autotuner.records import (
 )
 from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.words import size_text
 from mhctune.configs.loader import load_gpu
 from mhctune.kernels.dispatch import DispatchTable
 from mhctune.kernels.seam import Problem
@@ -227,7 +228,7 @@ def test_sweeps_show_how_far_they_have_come(record: SweepRecord) -> None:
     kinds = {FailureKind.MISMATCH: 2, FailureKind.COMPILE: 1}
     line = report.SweepLine(3, SweepState.INTERRUPTED, started, record, 4, kinds)
     sheet = report.sweeps_sheet([line], "mhctune.db")
-    assert sheet.rows == ((3, "interrupted", "post_pre_delayed", 5120, "7/12", "2026-11-29 13:05"),)
+    assert sheet.rows == ((3, "interrupted", "post_pre_delayed", "hidden 5120", "7/12", "2026-11-29 13:05"),)
     assert sheet.notes == ("sweep 3: NVIDIA H200; 4 trials measured, 3 failed (mismatch 2, compile 1)",)
     assert width(sheet) <= 80
 
@@ -283,3 +284,10 @@ def test_the_phases_of_a_sweep_add_up() -> None:
     assert report.phases(seconds) == (
         "worker seconds: start 9.0, compile 40.0, check and capture 20.0, time 30.0, the rest 1.5"
     )
+
+
+def test_a_problem_without_a_hidden_size_says_k_and_ranks() -> None:
+    assert size_text(Problem(5120).to_dict()) == "hidden 5120"
+    assert size_text(Problem(1, top_k=2048, ranks=8).to_dict()) == "top 2048 of 8 ranks"
+    assert size_text({"top_k": 512}) == "top 512 of 1 rank"
+    assert size_text({}) == "hidden ?"
