@@ -25,7 +25,7 @@ from typer import Argument, Option
 from mhctune.autotuner import check_files, report
 from mhctune.autotuner.ahead import AheadBench
 from mhctune.autotuner.bands import NoBands
-from mhctune.autotuner.bench import BenchLost
+from mhctune.autotuner.bench import Bench, BenchLost
 from mhctune.autotuner.benches import open_bench
 from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, Finding
@@ -34,6 +34,7 @@ from mhctune.autotuner.difference import sentences
 from mhctune.autotuner.explanation import explain as why_served
 from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.gain import gains
+from mhctune.autotuner.group_bench import GroupBench, Station, follow
 from mhctune.autotuner.nvidia import conditions_reader
 from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.planner import (
@@ -46,12 +47,14 @@ from mhctune.autotuner.planner import (
     target_of,
 )
 from mhctune.autotuner.probe import detect, fingerprint
+from mhctune.autotuner.ranks import Ranks, open_mail
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.speed import Then, elsewhere, l2_of, remeasure
 from mhctune.autotuner.stats import TooFewSamples
-from mhctune.autotuner.sweep import Sweep, SweepResult, Watcher, require_room
+from mhctune.autotuner.sweep import CompileAll, Sweep, SweepResult, Watcher, require_room
 from mhctune.autotuner.terms import Terms
+from mhctune.autotuner.worker import RemoteBench
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.recorded import recorded_names
@@ -275,21 +278,49 @@ def sweep(
     device = detect()
     plan = plan_sweep(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
                       max_regret=max_regret, samples=samples, l2=l2, seed=seed)  # fmt: skip
-    budget = VramBudget.parse(vram_budget, device.free_bytes)
-    with open_bench(plan.seam.name, plan.target, plan.protocol.l2) as bench:
+    ranks = Ranks.of(os.environ)
+    with open_bench(plan.seam.name, plan.target, plan.protocol.l2, device=ranks.local) as bench:
+        if ranks.size > 1:
+            sweep_in_group(ranks, plan, bench, device.free_bytes, vram_budget, db, new, as_json)
+            return
+        racing = bench if plan.target == "c" else AheadBench(bench, bench, plan.variants_of)
+        budget = VramBudget.parse(vram_budget, device.free_bytes)
         require_room(plan, bench, budget)
-        with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
-            with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
-                bar, stop = Bar(progress), lambda: bool(came())
-                ahead = AheadBench(bench, bench, plan.variants_of)
-                racing = bench if plan.target == "c" else ahead
-                result = Sweep(plan, store, racing, budget, racing.compile_all, stop, bar, read).run(new=new)
-            finish(store, plan, result, came(), as_json, bench.seconds)
+        race(plan, racing, budget, racing.compile_all, db, new, as_json, bench.seconds)
+
+
+def sweep_in_group(
+    ranks: Ranks, plan: SweepPlan, bench: RemoteBench, free_bytes: int, vram_budget: str, db: str, new: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Lead the group as rank 0, which owns database and terminal; as another rank follow in silence."""
+    station = Station(plan.fingerprint, free_bytes)
+    with open_mail(ranks) as mail:
+        if ranks.rank:
+            with stop_on_signals():  # rank 0 hears it too and decides
+                follow(bench, bench, mail, station)
+            return
+        with GroupBench(bench, bench, mail) as lead:
+            budget = VramBudget.parse(vram_budget, lead.meet(station))
+            require_room(plan, lead, budget)
+            race(plan, lead, budget, lead.compile_all, db, new, as_json, bench.seconds, lead.publish)
+
+
+def race(
+    plan: SweepPlan, bench: Bench, budget: VramBudget, compile_all: CompileAll, db: str, new: bool,
+    as_json: bool, seconds: dict[str, float], publish: Callable[[DispatchTable], object] = lambda table: None,
+) -> None:  # fmt: skip
+    """Run a plan on a bench, remember it, and derive the bands."""
+    with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
+        with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
+            bar, stop = Bar(progress), lambda: bool(came())
+            result = Sweep(plan, store, bench, budget, compile_all, stop, bar, read).run(new=new)
+        finish(store, plan, result, came(), as_json, seconds, publish)
 
 
 def finish(
     store: Repository, plan: SweepPlan, result: SweepResult, came: int, as_json: bool,
-    seconds: dict[str, float],
+    seconds: dict[str, float], publish: Callable[[DispatchTable], object],
 ) -> None:  # fmt: skip
     """Derive and keep the bands of a sweep that ended, print them, and leave with the right code."""
     where = store.place.location
@@ -304,6 +335,8 @@ def finish(
             fail(f"the sweep is incomplete: {error}", INCOMPLETE)
         raise
     note(keep(store, derived.table))
+    if result.state is SweepState.COMPLETE:
+        publish(derived.table)
     if as_json:
         print_json({"sweep": result.sweep_id, "state": result.state.value, "db": where, "seconds": seconds,
                     "missing": result.missing, "table": derived.table.to_dict()})  # fmt: skip

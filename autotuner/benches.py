@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mhctune.autotuner.worker import Compiling
 
 
-def make_bench(seam_name: str, target: str, l2: str) -> tuple[Bench, Compiling]:
+def make_bench(seam_name: str, target: str, l2: str, device: int = 0) -> tuple[Bench, Compiling]:
     """Return the bench of a target and the compiler it builds with; called in the worker."""
     from mhctune.autotuner.threads import threads_here
     from mhctune.kernels.compiler import Compiler, quiet
@@ -25,7 +25,7 @@ def make_bench(seam_name: str, target: str, l2: str) -> tuple[Bench, Compiling]:
     if target == "cuda":
         from mhctune.autotuner.cuda_bench import CudaBench
 
-        return CudaBench(seam(seam_name), compiler, l2), compiler
+        return CudaBench(seam(seam_name), compiler, l2, device), compiler
     from mhctune.autotuner.bench import HostBench
 
     return HostBench(seam(seam_name), compiler), compiler
@@ -33,10 +33,10 @@ def make_bench(seam_name: str, target: str, l2: str) -> tuple[Bench, Compiling]:
 
 @contextmanager
 def open_bench(
-    seam_name: str, target: str, l2: str = "warm", limits: Limits | None = None
+    seam_name: str, target: str, l2: str = "warm", limits: Limits | None = None, device: int = 0
 ) -> Iterator[RemoteBench]:
     """Start a worker with the bench of a target, timed `warm` or `cold`; it ends with the block."""
-    bench = RemoteBench(partial(make_bench, seam_name, target, l2), limits)
+    bench = RemoteBench(partial(make_bench, seam_name, target, l2, device), limits)
     try:
         yield bench
     finally:

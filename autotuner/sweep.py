@@ -25,6 +25,8 @@ from mhctune.autotuner.words import counted
 from mhctune.kernels.seam import Variant
 from mhctune.kernels.space import Candidate
 
+CompileAll = Callable[[tuple[Variant, ...], Callable[[int, int], None]], None]
+
 
 @dataclass
 class Watcher:
@@ -65,7 +67,7 @@ class Sweep:
         store: Store,
         bench: Bench,
         budget: VramBudget,
-        compile_all: Callable[[tuple[Variant, ...], Callable[[int, int], None]], None],
+        compile_all: CompileAll,
         stop: Callable[[], bool] = lambda: False,
         watcher: Watcher | None = None,
         read: Reader = not_applicable,
