@@ -127,7 +127,7 @@ def test_status_tells_how_far_the_sweep_has_come(measured: Path) -> None:
     ran = mhctune(measured, "status")
     assert ran.code == 0
     (row,) = [line.split() for line in ran.out.splitlines() if "complete" in line]
-    assert row[:5] == ["1", "complete", "post_pre_delayed", "5120", "4/4"]
+    assert row[:6] == ["1", "complete", "post_pre_delayed", "hidden", "5120", "4/4"]
     assert f"sweep 1: {cpu_name()}; 4 trials measured, 0 failed" in ran.out
     (line,) = mhctune(measured, "status", "--json").json
     assert (line["sweep"], line["state"], line["measured"], line["failures"]) == (1, "complete", 4, {})
