@@ -375,8 +375,8 @@ def test_a_sweep_that_measured_nothing_says_where_its_rows_are(tmp_path: Path) -
         raise MemoryError("no room")
 
     @contextmanager
-    def in_this_process(seam_name: str, target: str, l2: str) -> Iterator[Any]:
-        bench, compiler = make_bench(seam_name, target, l2)
+    def in_this_process(seam_name: str, target: str, l2: str, device: int = 0) -> Iterator[Any]:
+        bench, compiler = make_bench(seam_name, target, l2, device)
         bench.compile_all, bench.seconds = compiler.compile_all, {}  # type: ignore[attr-defined]
         yield bench
 
