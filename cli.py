@@ -36,6 +36,7 @@ from mhctune.autotuner.difference import sentences
 from mhctune.autotuner.explanation import explain as why_served
 from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.gain import gains
+from mhctune.autotuner.group_bench import GroupBench, Station, follow
 from mhctune.autotuner.naive import naive_cutovers, naive_sheet
 from mhctune.autotuner.nvidia import conditions_reader
 from mhctune.autotuner.plan import SweepPlan
@@ -52,12 +53,14 @@ from mhctune.autotuner.planner import (
 from mhctune.autotuner.probe import detect, fingerprint
 from mhctune.autotuner.prober import Prober
 from mhctune.autotuner.race import Stopped
+from mhctune.autotuner.ranks import Ranks, open_mail
 from mhctune.autotuner.records import Cell, Failure, SweepState
 from mhctune.autotuner.report import Sheet
 from mhctune.autotuner.speed import Then, elsewhere, l2_of, remeasure
 from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.sweep import CompileAll, Sweep, SweepResult, Watcher, require_room
 from mhctune.autotuner.terms import Terms
+from mhctune.autotuner.worker import RemoteBench
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.passes import parse_passes
@@ -89,6 +92,9 @@ EXIT_CODES = (
     "70 a bug; 130 SIGINT, 143 SIGTERM: stopped cleanly, run the same command to resume."
 )
 DISAGREES, MISSING, CANNOT_TELL, INCOMPLETE, OTHER_DEVICE, UNUSABLE, BUG = 1, 3, 4, 5, 6, 7, 70
+
+Racing = RemoteBench | AheadBench | GroupBench
+"""What a sweep times with: a worker, one that compiles ahead, or the workers of a group."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -288,29 +294,66 @@ def sweep(
     device = detect()
     plans = plan_sweeps(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
                         max_regret=max_regret, samples=samples, l2=l2, seed=seed)  # fmt: skip
-    budget, failed = VramBudget.parse(vram_budget, device.free_bytes), list[BaseException]()
-    with open_bench(plans[0].seam.name, plans[0].target, plans[0].protocol.l2) as bench:
+    ranks, first = Ranks.of(os.environ), plans[0]
+    with open_bench(first.seam.name, first.target, first.protocol.l2, device=ranks.local) as bench:
+        if ranks.size > 1:
+            sweep_in_group(ranks, plans, bench, device.free_bytes, vram_budget, db, new, probe, as_json)
+            return
+        budget = VramBudget.parse(vram_budget, device.free_bytes)
         for plan in plans:
             require_room(plan, bench, budget)
-        with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
-            for plan in plans if new else not_ended(store, plans):
-                with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
-                    bar, stop = Bar(progress), lambda: bool(came())
-                    ahead = AheadBench(bench, bench, plan.variants_of)
-                    racing = bench if plan.target == "c" else ahead
-                    tools = (store, racing, budget, racing.compile_all)
-                    watch = (stop, bar, read)
-                    wanted = plan.target != "c" if probe is None else probe
-                    prober = probing(plan, tools, watch) if wanted else None
-                    result = Sweep(plan, *tools, *watch).run(new=new, probe=prober)
-                try:
-                    finish(store, plan, result, came(), as_json, bench.seconds)
-                except (SystemExit, NoBands, TooFewSamples) as error:
-                    if came() or len(plans) == 1:
-                        raise
-                    failed.append(error)
-                    note(f"no bands of {plan.seam.name} ({error}); the seams after it go on")
-                bench.seconds.clear()  # each seam's own
+
+        def bench_of(plan: SweepPlan) -> Racing:
+            return bench if plan.target == "c" else AheadBench(bench, bench, plan.variants_of)
+
+        race(plans, bench_of, budget, db, new, probe, as_json, bench.seconds)
+
+
+def sweep_in_group(
+    ranks: Ranks, plans: Sequence[SweepPlan], bench: RemoteBench, free_bytes: int, vram_budget: str, db: str,
+    new: bool, probe: bool | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Lead the group as rank 0, which owns database and terminal; as another rank follow in silence."""
+    if len(plans) > 1:
+        names = ", ".join(plan.seam.name for plan in plans)
+        raise ConfigError(
+            f"{ranks.size} ranks tune one seam together, not {len(plans)}; add --seam with one of {names}"
+        )
+    station = Station(plans[0].fingerprint, free_bytes)
+    with open_mail(ranks) as mail:
+        if ranks.rank:
+            with stop_on_signals():  # rank 0 hears it too and decides
+                follow(bench, bench, mail, station)
+            return
+        with GroupBench(bench, bench, mail) as lead:
+            budget = VramBudget.parse(vram_budget, lead.meet(station))
+            require_room(plans[0], lead, budget)
+            race(plans, lambda plan: lead, budget, db, new, probe, as_json, bench.seconds, lead.publish)
+
+
+def race(
+    plans: Sequence[SweepPlan], bench_of: Callable[[SweepPlan], Racing], budget: VramBudget, db: str,
+    new: bool, probe: bool | None, as_json: bool, seconds: dict[str, float],
+    publish: Callable[[DispatchTable], object] = lambda table: None,
+) -> None:  # fmt: skip
+    """Run plans one after another, remember them, and derive the bands of each."""
+    failed: list[BaseException] = []
+    with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
+        for plan in plans if new else not_ended(store, plans):
+            with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
+                bar, stop, racing = Bar(progress), lambda: bool(came()), bench_of(plan)
+                tools, watch = (store, racing, budget, racing.compile_all), (stop, bar, read)
+                wanted = plan.target != "c" if probe is None else probe
+                prober = probing(plan, tools, watch) if wanted else None
+                result = Sweep(plan, *tools, *watch).run(new=new, probe=prober)
+            try:
+                finish(store, plan, result, came(), as_json, seconds, publish)
+            except (SystemExit, NoBands, TooFewSamples) as error:
+                if came() or len(plans) == 1:
+                    raise
+                failed.append(error)
+                note(f"no bands of {plan.seam.name} ({error}); the seams after it go on")
+            seconds.clear()  # each seam's own
     if failed:
         raise failed[0]
 
@@ -342,7 +385,7 @@ def not_ended(store: Repository, plans: Sequence[SweepPlan]) -> Sequence[SweepPl
 
 def finish(
     store: Repository, plan: SweepPlan, result: SweepResult, came: int, as_json: bool,
-    seconds: dict[str, float],
+    seconds: dict[str, float], publish: Callable[[DispatchTable], object],
 ) -> None:  # fmt: skip
     """Derive and keep the bands of a sweep that ended, print them, and leave with the right code."""
     where = store.place.location
@@ -357,6 +400,8 @@ def finish(
             fail(f"the sweep is incomplete: {error}", INCOMPLETE)
         raise
     note(keep(store, derived.table))
+    if result.state is SweepState.COMPLETE:
+        publish(derived.table)
     if as_json:
         print_json({"sweep": result.sweep_id, "state": result.state.value, "db": where, "seconds": seconds,
                     "missing": result.missing, "table": derived.table.to_dict()})  # fmt: skip

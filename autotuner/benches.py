@@ -83,7 +83,9 @@ class SeamsBench:
         return bool(getattr(self._bench, "healthy", lambda: True)())
 
 
-def make_bench(seam_name: str, target: str, l2: str, passes: Passes | None = None) -> tuple[Bench, Compiling]:
+def make_bench(
+    seam_name: str, target: str, l2: str, device: int = 0, passes: Passes | None = None
+) -> tuple[Bench, Compiling]:
     """Return the bench of a target, for a seam first, and its compiler; called in the worker."""
     from mhctune.autotuner.threads import threads_here
     from mhctune.kernels.compiler import Compiler, compile_variant, quiet
@@ -94,7 +96,7 @@ def make_bench(seam_name: str, target: str, l2: str, passes: Passes | None = Non
     if target == "cuda":
         from mhctune.autotuner.cuda_bench import CudaBench
 
-        return SeamsBench(seam_name, lambda name: CudaBench(seam(name), compiler, l2)), compiler
+        return SeamsBench(seam_name, lambda name: CudaBench(seam(name), compiler, l2, device)), compiler
     from mhctune.autotuner.bench import HostBench
 
     return SeamsBench(seam_name, lambda name: HostBench(seam(name), compiler)), compiler
@@ -106,13 +108,14 @@ def open_bench(
     target: str,
     l2: str = "warm",
     limits: Limits | None = None,
+    device: int = 0,
     passes: Passes | None = None,
 ) -> Iterator[RemoteBench]:
     """Start a worker with the bench of a target, timed `warm` or `cold`; it ends with the block.
 
     Kernels are compiled with other `passes` (`mhctune.kernels.compiler.pass_config`) if some are given.
     """
-    bench = RemoteBench(partial(make_bench, seam_name, target, l2, passes), limits)
+    bench = RemoteBench(partial(make_bench, seam_name, target, l2, device, passes), limits)
     try:
         yield bench
     finally:

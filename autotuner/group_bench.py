@@ -11,6 +11,7 @@ from typing import Any
 
 from mhctune.autotuner.bench import Bench, BenchLost
 from mhctune.autotuner.mail import Mail, RankLost
+from mhctune.autotuner.planner import OtherDevice
 from mhctune.autotuner.records import UNMEASURED, Cell, Failure, Footprint
 from mhctune.autotuner.words import counted
 from mhctune.autotuner.worker import Compiling
@@ -61,7 +62,7 @@ class GroupBench:
         """Require that all ranks have the same device and toolchain; return the fewest bytes that are free.
 
         Raises:
-            ValueError: names the ranks that differ from rank 0 and the first fields that do.
+            OtherDevice: names the ranks that differ from rank 0 and the first fields that do.
             RankLost: a rank did not answer.
         """
         stations = self._together("meet", (), "the start", lambda: station)
@@ -70,7 +71,7 @@ class GroupBench:
             if differing:
                 texts = [f"{field} {mine!r} and {theirs!r}" for field, (mine, theirs) in differing.items()]
                 self.end(f"rank {rank} is another machine than rank 0: {'; '.join(texts[:3])}")
-                raise ValueError(
+                raise OtherDevice(
                     f"rank {rank} differs from rank 0 in {'; '.join(texts[:3])}; tune equal machines together"
                 )
         return int(min(other.free_bytes for other in stations))

@@ -168,7 +168,7 @@ def test_status_tells_how_far_the_sweep_has_come(measured: Path) -> None:
     ran = mhctune(measured, "status")
     assert ran.code == 0
     (row,) = [line.split() for line in ran.out.splitlines() if "complete" in line]
-    assert row[:5] == ["1", "complete", "post_pre_delayed", "5120", "4/4"]
+    assert row[:6] == ["1", "complete", "post_pre_delayed", "hidden", "5120", "4/4"]
     assert f"sweep 1: {cpu_name()}; 4 trials measured, 0 failed" in ran.out
     (line,) = mhctune(measured, "status", "--json").json
     assert (line["sweep"], line["state"], line["measured"], line["failures"]) == (1, "complete", 4, {})
@@ -473,8 +473,8 @@ def test_a_sweep_that_measured_nothing_says_where_its_rows_are(tmp_path: Path) -
         raise MemoryError("no room")
 
     @contextmanager
-    def in_this_process(seam_name: str, target: str, l2: str) -> Iterator[Any]:
-        bench, compiler = make_bench(seam_name, target, l2)
+    def in_this_process(seam_name: str, target: str, l2: str, device: int = 0) -> Iterator[Any]:
+        bench, compiler = make_bench(seam_name, target, l2, device)
         bench.compile_all, bench.seconds = compiler.compile_all, {}  # type: ignore[attr-defined]
         yield bench
 

@@ -272,7 +272,7 @@ def test_a_leader_that_dies_is_named_by_all_others(
 def test_ranks_on_different_machines_do_not_tune_together(ranks: Ranks) -> None:
     lead, first, second = results(ranks("tune", 3, other=[1]))
     assert lead["error"] == (
-        "ValueError: rank 1 differs from rank 0 in gpu_name 'test' and 'other'; tune equal machines together"
+        "OtherDevice: rank 1 differs from rank 0 in gpu_name 'test' and 'other'; tune equal machines together"
     )
     for other in (first, second):
         assert "rank 1 is another machine than rank 0: gpu_name 'test' and 'other'" in other["error"]
