@@ -12,7 +12,11 @@ import pytest
 from optuna.trial import TrialState
 
 from mhctune.autotuner.exploration import SearchSettings
+from mhctune.autotuner.planner import plan_sweep
+from mhctune.autotuner.records import Cell, Footprint, Measurement, Sample, Trial
 from mhctune.autotuner.search import Search
+from mhctune.configs.loader import load_gpu
+from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate, Constraint, SearchSpace, Tunable
 
 SPACE = SearchSpace(
@@ -141,3 +145,40 @@ def test_the_benchmark_explores_anchors_and_lists_what_was_best_there(benchmark:
         there = [c for p in search.proposals if p.num_tokens == count for c in p.candidates]
         assert len(there) == len(set(there)) == 32
         assert min(there, key=lambda c: (times[count][c], c)) in search.shortlist[: place + 1]
+
+
+# On a device: two databases compared.
+
+
+def measured(times: dict[Candidate, float], count: int) -> list[Trial]:
+    cell = Cell("post_pre_delayed", Problem(hidden_size=256), count)
+    found = []
+    for candidate, us in times.items():
+        taken = tuple(Sample(0, n, 0, 1, us * (1 + n / 10000)) for n in range(9))
+        found.append(Trial(cell, candidate, Footprint(0, 1, 0), Measurement(taken), taken))
+    return found
+
+
+def test_the_winner_of_a_search_is_judged_by_the_samples_of_the_enumeration(
+    benchmark: dict[str, Any],
+) -> None:
+    times = {candidate: 10.0 + n for n, candidate in enumerate(LEGAL[:20])}
+    found = {LEGAL[3]: 12.9, LEGAL[7]: 17.0}  # the first is the fourth best: 3 of 10 us slower
+    header, line = benchmark["compared"]({8: measured(times, 8)}, {8: measured(found, 8)})
+    assert header.startswith("tokens   all raced  best us found us")
+    assert line.split()[:6] == ["8", "20", "2", "10.00", "12.91", "30.00%"]
+    assert "(+30.00%..+30.00%)" in line
+    assert line.split()[7] == "4"
+    foreign = {Candidate.of("fused", {"a": 99, "b": 1, "one": 7}): 9.0}
+    assert (
+        "not measured in ALL.db"
+        in list(benchmark["compared"]({8: measured(times, 8)}, {8: measured(foreign, 8)}))[1]
+    )
+
+
+def test_the_sweep_of_the_comparison_is_searched_and_small_enough_to_enumerate() -> None:
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / "search.toml"
+    plan = plan_sweep(load_gpu("h200"), str(path), here=False)
+    assert plan.searched == ("fused",)
+    assert 400 < len(plan.legal["fused"]) < 600
+    assert plan.anchors == plan.token_counts == (8, 128, 1024)
