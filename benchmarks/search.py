@@ -9,7 +9,8 @@ of those there, beside candidates drawn at random and raced everywhere, in as ma
 With databases on a GPU's: `--measure` runs the sweep `benchmarks/search.toml` (`--sweep`) twice on this
 device, into ALL.db every legal candidate, into SEARCHED.db 100 proposals of TPE at each anchor and a
 shortlist of 32. For each token count: who was raced, what the winner of the searched sweep loses by the
-samples of ALL.db, with 95 % limits, and what the best of as many candidates drawn at random loses by its medians.
+samples of ALL.db, with 95 % limits, and what the best of as many candidates drawn at random loses by its
+medians.
 """
 
 from __future__ import annotations
