@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -189,7 +190,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         tested = Counter((seam, arm) for name, value in properties if name == "arm" for seam, arm in [value])
         for seam in dict.fromkeys(seam for seam, _ in tested):
             arms = ", ".join(f"{arm} {cells}" for (of, arm), cells in tested.items() if of == seam)
-            found = [error / bound for output, (error, bound) in worst.items() if output.split()[0] == seam]
+            ours = [found for output, found in worst.items() if output.split()[0] == seam]
+            # A bound of 0 asks for equal bits.
+            found = [error / bound if bound else error and math.inf for error, bound in ours]
             terminalreporter.line(f"{seam:17} cells of {arms}: worst error {max(found):.2f} of its bound")
     if faults and terminalreporter.verbosity > 0:
         terminalreporter.section(f"{len(faults)} planted faults", sep="-")
