@@ -11,7 +11,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
-from typing import Any
+
+TYPE_CHECKING = False  # as type checkers read it; importing typing is a fourteenth of what this module costs
+if TYPE_CHECKING:
+    from typing import Any
 
 SCHEMA_VERSION = 1
 
