@@ -144,7 +144,7 @@ def problem_key(table: DispatchTable) -> str:
 def _contents(path: str, seam: str | None, digest: str | None) -> Iterable[tuple[str, str]]:
     try:
         if is_sqlite(path):
-            from mhctune.db.table_rows import table_rows  # sqlite3 is an eighth of what importing this costs
+            from mhctune.db.table_rows import table_rows  # a file needs no sqlite3
 
             return table_rows(path, seam, digest)
         with open(path, encoding="utf-8") as file:

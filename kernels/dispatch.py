@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 
-TYPE_CHECKING = False  # as type checkers read it; importing typing is a fourteenth of what this module costs
+TYPE_CHECKING = False  # as type checkers read it: importing typing takes 2 ms of the 30
 if TYPE_CHECKING:
     from typing import Any
 

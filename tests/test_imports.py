@@ -42,7 +42,7 @@ def loaded_by(modules: list[str], folder: Path) -> list[str]:
 
 
 def test_serving_an_exported_table_waits_for_nothing_that_it_does_not_use() -> None:
-    """Together they are half of the import: sqlite3 is for databases, paths and logs for those who ask."""
+    """sqlite3 is for databases, paths and logs are for those who ask."""
     code = "import sys, mhctune.db.tables; print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
