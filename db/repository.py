@@ -7,24 +7,23 @@ readers never wait. Two processes must not run the same sweep: both would resume
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Engine, and_, func, insert, or_, select, update
+from sqlalchemy import Engine, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from mhctune.autotuner.conditions import Conditions
-from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Sample, SweepState, Trial
+from mhctune.autotuner.records import Cell, Failure, Footprint, Sample, SweepState, Trial
 from mhctune.autotuner.store import SweepRecord
 from mhctune.db import rounds, rows
+from mhctune.db.counts import Counts, counts_of
 from mhctune.db.engine import READING, DatabaseError, Place, explained
 from mhctune.db.models import (
     BandRow,
@@ -46,17 +45,6 @@ from mhctune.db.rows import StoredSweep
 from mhctune.db.schema import open_database
 from mhctune.kernels.dispatch import DispatchTable
 from mhctune.kernels.space import Candidate
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many trials of a sweep's grid came to what, and how many more were probes of edges."""
-
-    measured: int
-    failed: int
-    racing: int
-    failures: Mapping[FailureKind, int]
-    probes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,24 +241,8 @@ class Repository:
 
     def counts(self, sweep_id: int) -> Counts:
         """Return how many trials of a sweep came to what; all zero for an unknown one."""
-        key = (TrialRow.state, TrialRow.failure_kind)
-        query = select(*key, func.count()).where(TrialRow.sweep_id == sweep_id).group_by(*key)
-        by_state: Counter[str] = Counter()
-        failures: Counter[FailureKind] = Counter()
-        probes = 0
         with self._read() as session:
-            found = [(state, kind, count) for state, kind, count in session.execute(query)]
-            row = session.get(SweepRow, sweep_id)
-            # Apart, and by ranges: the index then yields the few probes without a look at the whole grid.
-            between = query.where(_off_grid(json.loads(row.token_counts))) if row else None
-            for state, kind, count in session.execute(between) if between is not None else ():
-                probes += count
-                found.append((state, kind, -count))
-        for state, kind, count in found:
-            by_state[state] += count
-            if kind is not None:
-                failures[FailureKind(kind)] += count
-        return Counts(by_state["measured"], by_state["failed"], by_state["racing"], +failures, probes)
+            return counts_of(session, sweep_id)
 
     def save_table(self, sweep_id: int, table: DispatchTable) -> int:
         """Keep a dispatch table that was derived from a sweep; return its id.
@@ -369,15 +341,6 @@ class Repository:
             session.add(row)
             session.flush()
             return row.id
-
-
-def _off_grid(token_counts: Sequence[int]) -> ColumnElement[bool]:
-    ends = [0, *token_counts, None]
-    inside = (
-        and_(TrialRow.num_tokens > low, *([TrialRow.num_tokens < high] if high is not None else []))
-        for low, high in pairwise(ends)
-    )
-    return or_(*inside)
 
 
 def _unfinished(session: Session, digest: str) -> SweepRow | None:

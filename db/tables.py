@@ -10,13 +10,14 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from mhctune.db.magic import is_sqlite
 from mhctune.kernels.dispatch import SCHEMA_VERSION, DispatchTable, Fingerprint, Status, TableError
 
+TYPE_CHECKING = False  # as type checkers read it, see `mhctune.kernels.dispatch`
 if TYPE_CHECKING:  # a policy logs, and logging is a tenth of what importing this module costs; so are paths
     from pathlib import Path
+    from typing import Any
 
     from mhctune.db.policy import Policy
 
@@ -143,7 +144,7 @@ def problem_key(table: DispatchTable) -> str:
 def _contents(path: str, seam: str | None, digest: str | None) -> Iterable[tuple[str, str]]:
     try:
         if is_sqlite(path):
-            from mhctune.db.table_rows import table_rows  # sqlite3 is an eighth of what importing this costs
+            from mhctune.db.table_rows import table_rows  # a file needs no sqlite3
 
             return table_rows(path, seam, digest)
         with open(path, encoding="utf-8") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from mhctune.autotuner.report import check_sheets
 from mhctune.autotuner.speed import l2_of, remeasure
 from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.sweep import SweepPlan
+from mhctune.configs.errors import ConfigError
 from mhctune.db import derivation
 from mhctune.db.checks import check_tables
 from mhctune.db.derivation import derive_again, derive_stored
@@ -286,9 +287,12 @@ def run(database: Path, table: DispatchTable, monkeypatch: pytest.MonkeyPatch) -
 
     def check(*arguments: str, pace: float = 1.0, device: str = "this processor") -> Any:
         @contextmanager
-        def open_fake(seam_name: str, target: str, l2: str) -> Iterator[FakeBench]:
+        def open_fake(
+            seam_name: str, target: str, l2: str, passes: Mapping[str, bool]
+        ) -> Iterator[FakeBench]:
             assert (seam_name, target, l2) == (table.seam, "c", "warm")
-            yield FakeBench(pace)
+            guarded = passes.get("tl.disable_safe_memory_legalize") is False
+            yield FakeBench(10 * pace if guarded else pace)
 
         monkeypatch.setattr(cli, "open_bench", open_fake)
         monkeypatch.setattr(cli, "detect", lambda: Device(device, "c", 1))
@@ -310,6 +314,18 @@ def test_the_command_passes_regresses_and_tolerates(run: Callable[..., Any]) -> 
     assert elsewhere.exit_code == 0
     (reason,) = json.loads(elsewhere.stdout)["left_out"]
     assert reason.startswith("not measured again: its device is this processor")
+
+
+def test_a_pass_option_that_costs_ten_times_is_a_regression_and_is_named(run: Callable[..., Any]) -> None:
+    ran = run("--pass-config", "tl.disable_safe_memory_legalize=false")
+    assert ran.exit_code == 1, ran.output
+    speed = [f for f in json.loads(ran.stdout)["findings"] if f["what"].startswith("speed")]
+    assert [f["verdict"] for f in speed] == ["regressed"] * 3
+    assert all("pass_config " in f["sentence"] for f in speed)
+    assert all("now '{\"tl.disable_safe_memory_legalize\":false}'" in f["sentence"] for f in speed)
+    refused = run("--pass-config", "tl.disable_tma_lower=false")
+    assert isinstance(refused.exception, ConfigError)
+    assert "unknown pass option of target c 'tl.disable_tma_lower'" in str(refused.exception)
 
 
 def test_the_command_writes_junit_and_markdown_and_keeps_the_verdict(

@@ -41,6 +41,18 @@ def loaded_by(modules: list[str], folder: Path) -> list[str]:
     return names
 
 
+def test_serving_an_exported_table_waits_for_nothing_that_it_does_not_use() -> None:
+    """sqlite3 is for databases, paths and logs are for those who ask."""
+    code = "import sys, mhctune.db.tables; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "mhctune.kernels.dispatch" in loaded
+    assert not {"sqlite3", "pathlib", "typing", "logging", "tomllib", "datetime"} & loaded
+
+
 def test_looking_a_band_up_loads_no_third_party_package(tmp_path: Path) -> None:
     assert loaded_by(["mhctune.db.tables", "mhctune.kernels.dispatch"], tmp_path) == []
 
