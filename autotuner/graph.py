@@ -6,7 +6,7 @@ import contextlib
 import gc
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -23,6 +23,14 @@ def live_bytes() -> int:
 def reserved_bytes() -> int:
     """Return the bytes that the allocator has reserved on the current device."""
     return int(torch.cuda.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"])
+
+
+@contextlib.contextmanager
+def ignoring_empty() -> Iterator[None]:
+    """Silence torch's warning that a graph without nodes was captured."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        yield
 
 
 class CapturedGraph:
@@ -58,8 +66,9 @@ class CapturedGraph:
                     for _ in range(launches):
                         run()
                 except BaseException:
-                    # A broken capture cannot be ended without an error; the launch's own says more.
-                    with contextlib.suppress(RuntimeError):
+                    # A broken capture cannot be ended without an error; the launch's own says more. Nor can
+                    # one that broke at its first launch without a warning that it is empty.
+                    with contextlib.suppress(RuntimeError), ignoring_empty():
                         self._graph.capture_end()
                     raise
                 self._graph.capture_end()
@@ -91,8 +100,7 @@ class CapturedGraph:
 
 def empty_graph() -> CapturedGraph:
     """Capture a graph without nodes: replaying it costs what a replay costs by itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+    with ignoring_empty():
         return CapturedGraph(lambda: None, 0)
 
 
