@@ -59,9 +59,7 @@ class CapturedGraph:
         try:
             with torch.cuda.stream(stream):
                 # By default a call of any thread that might synchronise ends the capture; others may compile.
-                # In this one the allocator, out of memory, asks the driver what is free before it says so:
-                # refused, that would be an error of another kind.
-                self._graph.capture_begin(capture_error_mode="relaxed")
+                self._graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     for _ in range(launches):
                         run()

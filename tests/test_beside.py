@@ -78,7 +78,8 @@ def family() -> dict[str, SweepPlan]:
 
 
 def test_the_family_tunes_every_cuda_seam_at_one_hidden_size(family: dict[str, SweepPlan]) -> None:
-    assert set(family) == {name for name, seam in SEAMS.items() if seam.arms("cuda")}
+    without_hidden_size = {"topk_merge"}
+    assert set(family) == {n for n, seam in SEAMS.items() if seam.arms("cuda")} - without_hidden_size
     for plan in family.values():
         assert plan.problem.hidden_size == 5120
         assert {c.arm for c in plan.candidates} == {arm.name for arm in plan.seam.arms("cuda")}

@@ -187,7 +187,9 @@ def test_an_edge_inside_the_noise_is_left_there(plan: SweepPlan, repository: Rep
     bench.noise, bench.slope = 0.06, UNFUSED_US / 40  # equal at 40 tokens, the first probe
     sweep(plan, repository, bench)
     (edge,) = derive_stored(repository, repository.sweep(1)).edges
-    assert (edge.last, edge.state, len(edge.probes)) == (40, EdgeState.NOISE, 1)
+    assert edge.state is EdgeState.NOISE
+    assert 36 <= edge.last <= 44  # 1 % a token: 6 % of noise tell no two of these apart
+    assert len(edge.probes) < 5
 
 
 def test_a_token_count_where_both_fail_leaves_the_edge_open(plan: SweepPlan, repository: Repository) -> None:

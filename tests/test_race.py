@@ -746,15 +746,20 @@ def test_a_resumed_race_knows_its_throttled_rounds() -> None:
 
 
 def test_faster_than_a_copy_of_the_same_bytes_is_implausible() -> None:
-    floor = 150.0  # 0.8 of it is 120 us
+    floor = 151.0  # 1 us is its launch, 0.8 of the rest 120 us
     bench = SteadyBench(times=steady(A=100.0, B=121.0), floor=floor)
     store = race(bench, ListStore(), candidates=(A, B))
     outcome = store.rows[A].outcome
     assert isinstance(outcome, Failure)
     assert outcome.kind is FailureKind.IMPLAUSIBLE
     assert "below 0.8 of the 150.00 us that a copy of the cell's fewest bytes takes" in outcome.detail
-    assert store.floors == {CELL.num_tokens: 150.0}
+    assert store.floors == {CELL.num_tokens: 151.0}
     assert store.kinds()[B] is None
+
+
+def test_a_kernel_that_hides_its_launch_is_faster_than_the_copy_and_plausible() -> None:
+    store = race(SteadyBench(times=steady(A=0.55, B=1.2), floor=1.16), ListStore(), candidates=(A, B))
+    assert not any(store.kinds().values())
 
 
 def test_one_sample_faster_than_a_copy_is_taken_again() -> None:

@@ -18,7 +18,7 @@ from mhctune.kernels.seam import Variant
 
 
 class Hidden(int):
-    """A hidden size whose splits are whole steps of a program, so that loads stay vectorised."""
+    """A hidden size whose splits are whole steps of a program: what the C kernels' loops need."""
 
     step: int
 
@@ -33,9 +33,10 @@ def compile_runtime_splits(variant: Variant, passes: Passes | None = None) -> Co
     """Compile a variant as `compile_variant` does; the fused kernel reads n_splits off its outputs' shape."""
     params: dict[str, Any] = dict(variant.params)
     if variant.kernel == "post_pre":
-        hidden = Hidden(params["hidden_size"])
-        hidden.step = params["n_thr"] * params["vec"] if variant.target == "cuda" else params["block_h"]
-        params |= {"hidden_size": hidden, "n_splits": T.dynamic("n_splits")}
+        if variant.target == "c":
+            params["hidden_size"] = Hidden(params["hidden_size"])
+            params["hidden_size"].step = params["block_h"]
+        params["n_splits"] = T.dynamic("n_splits")
     program = compiler._factory(variant)(**params)
     kernel = tilelang.compile(program, **compiler._options(variant.target, passes))
     if variant.target == "cuda":
