@@ -13,8 +13,8 @@ FLOOR = 0.8
 """Share of the time of a copy of the same bytes below which nothing that moves them can be."""
 
 LAUNCH_US = 1.0
-"""What of that time is no bytes: an empty kernel takes 0.94 us in a graph on an H200. A kernel that begins
-before the one ahead has ended does not pay it, a copy does: `collapse` took 0.55 us at 1 token, a copy 1.16."""
+"""What of that time is no bytes: an empty kernel takes 0.94 us in a graph on an H200. A kernel
+that begins before the one ahead has ended does not pay it: `collapse` took 0.55 us at 1 token, a copy 1.16."""
 
 
 def sampled(

@@ -29,13 +29,14 @@ ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {
 }
 
 # Without a table one choice serves every token count: by default the first arm. On c, `fused` is legal
-# wherever `unfused` is, which also needs multiples of 256. On cuda the tensor cores' arms degrade least: on
-# an H200 at hidden 5120 the best of each took 6.2, 7.3, 5.8 and 3.8 us at 1 token, but 11.9, 12.5, 17.0 and
-# 19.4 us at 128, in this order. The other seams' arms were not swept on a GPU yet: without a table none is
-# offered, but for `topk_merge`, whose arms all give the same bits.
+# wherever `unfused` is, which also needs multiples of 256. On cuda the tensor cores' arms degrade least. On
+# an H200 at hidden 5120 the best of each took at 1 and 128 tokens for post_pre_delayed 6.2 and 11.9 us
+# (fused_mma), 7.3 and 12.5, 5.8 and 17.0, 3.8 and 19.4, in this order; for pre_delayed 6.6 and 9.3
+# (unfused_mma), 4.6 and 12.7; for post_pre_bf16 at 1 and 1024 tokens 5.7 and 94 (unfused), 4.3 and 120.
 PREFERENCE: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda": {
-        **dict.fromkeys(_CUDA, ()),
-        "post_pre_delayed": ("fused_mma", "unfused_mma", "unfused", "fused"),
+        **dict.fromkeys(("post_pre_delayed", "post_pre"), ("fused_mma", "unfused_mma", "unfused", "fused")),
+        **dict.fromkeys(("pre_delayed", "pre", "pre_broadcast"), ("unfused_mma", "unfused")),
+        "post_pre_bf16": ("unfused", "fused"),
     },
 }
