@@ -14,7 +14,7 @@ FLOOR = 0.8
 
 LAUNCH_US = 1.0
 """What of that time is no bytes: an empty kernel takes 0.94 us in a graph on an H200. A kernel
-that begins before the one ahead has ended does not pay it: `collapse` took 0.55 us at 1 token, a copy 1.16."""
+that begins before the one ahead has ended does not pay it: `collapse` took 0.55 us once, a copy 1.16."""
 
 
 def sampled(
