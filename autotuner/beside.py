@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mhctune.autotuner.derive import Derived
@@ -31,6 +31,14 @@ class Beside:
         if self.shipped is None:
             return None
         return (1 + self.shipped.regret.point) / (1 + self.tuned.regret.point)
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The limits of the ratio, from those of both: wider than from pairs of the two, never narrower."""
+        if self.shipped is None:
+            return None
+        mine, other = self.tuned.regret, self.shipped.regret
+        return (1 + other.lower) / (1 + mine.upper), (1 + other.upper) / (1 + mine.lower)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-able data; `regret` is against the best of the token count."""
@@ -64,18 +72,18 @@ def beside(derived: Derived) -> list[Beside]:
         elif mine is None:
             status = "not measured"
         else:
-            status = "tuned" if mine is tuned else "tied" if mine.tied else "slower"
-        rows.append(
-            Beside(
-                count,
-                found.baseline if found else "",
-                found.candidate if found else None,
-                mine,
-                tuned,
-                status,
-            )
-        )
+            status = "tuned" if mine is tuned else ""
+        name, candidate = (found.baseline, found.candidate) if found else ("", None)
+        row = Beside(count, name, candidate, mine, tuned, status)
+        rows.append(row if status else replace(row, status=_status(row)))
     return rows
+
+
+def _status(row: Beside) -> str:
+    """Return what is shipped, against what the bands serve there: that is not always the best."""
+    assert row.limits is not None
+    low, high = row.limits
+    return "slower" if low > 1 else "faster" if high < 1 else "tied"
 
 
 def beside_sheet(derived: Derived) -> Sheet | None:
@@ -90,8 +98,7 @@ def sheet_of(derived: Derived, found: list[Beside]) -> Sheet:
     for row in found:
         numbers: tuple[str | float, ...] = ("-", round(row.tuned.latency_us, 2), "-", "-")
         if row.shipped is not None:
-            over = 1 + row.tuned.regret.point
-            limits = [(1 + limit) / over for limit in (row.shipped.regret.lower, row.shipped.regret.upper)]
+            limits = row.limits or (0.0, 0.0)
             numbers = (
                 round(row.shipped.latency_us, 2), round(row.tuned.latency_us, 2),
                 f"{row.ratio:.2f}", f"{limits[0]:.2f}-{limits[1]:.2f}",
@@ -101,7 +108,7 @@ def sheet_of(derived: Derived, found: list[Beside]) -> Sheet:
     names = ", ".join(dict.fromkeys(row.baseline for row in found if row.baseline))
     notes = (
         "shipped: a runtime's constants in our kernels, what they leave open as the arm prefers it; "
-        "ratio: shipped / tuned, each paired with the best round by round, and its 95 % limits",
+        "ratio: shipped / tuned, each paired with the best round by round, and its limits",
     )
     title = f"as shipped ({names}) beside tuned, {derived.table.seam}" if names else (
         f"{derived.table.seam}: no baseline"

@@ -30,7 +30,8 @@ class EdgeState(StrEnum):
     NOISE = "inside the noise"
     """At the edge nothing tells the two choices apart."""
     STAYS = "stays"
-    """The choice above is ahead below the edge already: it lies there for another reason."""
+    """One choice is ahead on both sides, and takes what lies between: the other one is served for another
+    reason, such as fewer kernels."""
     OPEN = "open"
     """Integers between were not measured."""
 
@@ -130,6 +131,9 @@ def edge_of(
     if start is not None and start.ahead is not Ahead.LOWER:
         state = EdgeState.NOISE if start.ahead is Ahead.TIED else EdgeState.STAYS
         return Edge(lower, upper, before, above, before, state)
+    end = compared(above, lower, upper, trials, floor)
+    if end is not None and end.ahead is Ahead.LOWER:
+        return Edge(lower, upper, before, above, above - 1, EdgeState.STAYS)
     low, high, seen = before, above, list[Probe]()
     while high - low > 1:
         middle = (low + high) // 2

@@ -81,17 +81,17 @@ def field_after(batch: Batch, protocol: Protocol, max_regret: float) -> Field:
     """Return who takes part in the round after those in `batch`; keys without samples have not begun."""
     rounds = counted(marks_of(s for taken in batch.values() for s in taken), protocol.repeats)
     racing, done = tuple(batch), set[Candidate]()
+    near = PLACEMENT if protocol.placements else 0.0
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(protocol.looks))
     for look in protocol.looks:
         if len(rounds) < look:
             return Field(racing, frozenset(done))
-        _, stay, left = _judged(batch, racing, rounds[:look], confidence, max_regret)
+        _, stay, left = _judged(batch, racing, rounds[:look], confidence, max(max_regret, near))
         racing = stay
         done.update(left)
     if len(rounds) < protocol.samples:
         return Field(racing, frozenset(done))
-    bound = PLACEMENT if protocol.placements else 0.0
-    best, stay, left = _judged(batch, racing, rounds[: protocol.samples], CONFIDENCE, bound)
+    best, stay, left = _judged(batch, racing, rounds[: protocol.samples], CONFIDENCE, near)
     done.update(left)
     if len(rounds) < protocol.samples + protocol.confirmation:
         placement = protocol.placement(len(rounds) - protocol.samples)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from mhctune.autotuner.cutover import cutover
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.report import Sheet
+from mhctune.autotuner.shipped import streams_of
 from mhctune.autotuner.standings import Standing
 from mhctune.autotuner.words import counted, percent
 from mhctune.configs.baseline import Baseline, BaselineChoice
@@ -41,10 +42,10 @@ class Naive:
 def naive_cutovers(derived: Derived) -> list[Naive]:
     """Return, for each cut-over between arms, the naive ones against what runtimes ship for the other route.
 
-    A baseline fixes some tunables of an arm. It stands for the best measured candidate of that arm with those
-    values, which favours it: the cost is not overstated. Compared are medians (`mhctune.autotuner.cutover`).
-    A baseline whose config the sweep did not measure is left out; and all are on the target `c`, as what
-    ships is made for GPUs.
+    A baseline fixes some tunables of a route. It stands for the best measured candidate of that route, with
+    either projection, with those values, which favours it: the cost is not overstated. Compared are medians
+    (`mhctune.autotuner.cutover`). A baseline whose config the sweep did not measure is left out; and all are
+    on the target `c`, as what ships is made for GPUs.
     """
     if derived.table.target != "cuda":
         return []
@@ -71,12 +72,14 @@ def _shipped(
     choices: dict[int, BaselineChoice] = {}
     standing: dict[int, Standing] = {}
     hidden, sms = int(derived.table.problem["hidden_size"]), derived.table.fingerprint.sm_count
+    streams = streams_of(derived.table.seam)
     for count, rows in derived.cells.items():
-        choice = baseline.choice(count, hidden, sms)
+        choice = baseline.choice(count, hidden, sms, streams)
         if lower.startswith("fused"):
-            choice = BaselineChoice("unfused", {"n_splits": baseline.split.splits(count, 4 * hidden, sms)})
-        fixed = choice.config.items()
-        same = (s for s in rows if s.candidate.arm == choice.arm and fixed <= s.candidate.config.items())
+            splits = baseline.split.splits(count, streams * hidden, sms)
+            choice = BaselineChoice("unfused", {"n_splits": splits})
+        fixed, arms = choice.config.items(), (choice.arm, f"{choice.arm}_mma")
+        same = (s for s in rows if s.candidate.arm in arms and fixed <= s.candidate.config.items())
         best = next(same, None)
         if best is not None and not lower.startswith(choice.arm):
             choices[count], standing[count] = choice, best

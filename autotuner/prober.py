@@ -99,4 +99,6 @@ class Prober:
             sweep_id, cell, self._store, self._bench, self._budget, Protocol(**record.protocol), self._stop,
             max_regret=record.bound, read=self._read,
         )  # fmt: skip
-        race.run(pair, self._trials(sweep_id, count, pair))
+        # Under another bound another pair of choices may have been probed here.
+        taken = (s.batch for t in self._store.trials(sweep_id, count) for s in t.samples)
+        race.run(pair, self._trials(sweep_id, count, pair), max(taken, default=-1))

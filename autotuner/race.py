@@ -67,8 +67,10 @@ class Race:
         self._done: list[Runner] = []
         self._all: list[Runner] = []
 
-    def run(self, candidates: Sequence[Candidate], known: Iterable[Trial]) -> None:
-        """Race what is not settled yet; `known` are the cell's trials in the store.
+    def run(self, candidates: Sequence[Candidate], known: Iterable[Trial], after: int = -1) -> None:
+        """Race what is not settled yet; `known` are the trials of the cell that may take part.
+
+        Batches are numbered on from `after`, the last one of trials that may not.
 
         Raises:
             Stopped: `stop` answered yes; the samples taken so far are committed.
@@ -95,7 +97,7 @@ class Race:
             self._done = [runner for runner in settled if runner.finished]
             runners = [self._runner(c, trials.get(c)) for c in unsettled]
             self._all = [*settled, *runners]
-            self._batches(runners)
+            self._batches(runners, after)
         finally:
             self._bench.leave()
 
@@ -114,8 +116,8 @@ class Race:
             runner.failed = trial.settled and not runner.finished
         return runner
 
-    def _batches(self, runners: list[Runner]) -> None:
-        batch = max(runner.last_batch for runner in (*runners, *self._done))
+    def _batches(self, runners: list[Runner], after: int) -> None:
+        batch = max(after, *(runner.last_batch for runner in (*runners, *self._done)))
         begun = [r for r in runners if r.last_batch == batch >= 0]
         waiting = deque(r for r in runners if r not in begun)
         self._limit = len(runners)

@@ -22,6 +22,11 @@ class Shipped:
     reason: str = ""
 
 
+def streams_of(seam: str) -> int:
+    """Return how many streams a seam projects: one where an embedding enters, all four elsewhere."""
+    return 1 if seam == "pre_broadcast" else 4
+
+
 def shipped(seam: Seam, problem: Problem, target: str, sm_count: int, num_tokens: int) -> Shipped | None:
     """Return what a runtime serves for a seam on a GPU with `sm_count` SMs; None without a baseline.
 
@@ -32,9 +37,7 @@ def shipped(seam: Seam, problem: Problem, target: str, sm_count: int, num_tokens
     baseline = baseline_of(seam.name)
     if baseline is None or target != "cuda":
         return None
-    # Only where an embedding enters is one stream projected instead of all.
-    streams = 1 if seam.name == "pre_broadcast" else problem.hc_mult
-    choice = baseline.choice(num_tokens, problem.hidden_size, sm_count, streams)
+    choice = baseline.choice(num_tokens, problem.hidden_size, sm_count, streams_of(seam.name))
     arms = {arm.name: arm for arm in seam.arms(target)}
     arm = arms.get(f"{choice.arm}_mma", arms[choice.arm]) if choice.arm == "unfused" else arms[choice.arm]
     fixed = choice.config if choice.arm == "unfused" else {**_AS_SHIPPED, **choice.config}

@@ -119,7 +119,8 @@ def builtin(seam: str, problem: Problem, target: str) -> Choice:
     Raises:
         ValueError: no arm of the target has a legal config for the problem.
     """
-    arms, problem = find_seam(seam).preference(target), _canonical(seam, problem)
+    found, problem = find_seam(seam), _canonical(seam, problem)
+    arms = found.preference(target)
     for arm in arms:
         if not arm.space(problem).refusals(arm.preferred):
             return Choice.of(arm.name, arm.preferred)
@@ -127,7 +128,8 @@ def builtin(seam: str, problem: Problem, target: str) -> Choice:
         for candidate in arm.space(problem).legal():
             return Choice.of(arm.name, candidate.config)
     tried = ", ".join(arm.name for arm in arms) or "there is none"
-    raise ValueError(f"no arm of {seam} on target {target!r} ({tried}) has a legal config for {problem}")
+    what = found.label(problem) if problem.top_k else str(problem)
+    raise ValueError(f"no arm of {seam} on target {target!r} ({tried}) has a legal config for {what}")
 
 
 @lru_cache(maxsize=256)

@@ -143,6 +143,30 @@ def test_each_token_count_shows_shipped_beside_tuned(measured: tuple[Derived, li
     assert [row[3] for row in sheet.rows] == ["1.50", "1.50", "1.50", "-", "1.50"]
 
 
+@pytest.mark.parametrize(("shipped_us", "status"), [(10.2, "faster"), (10.4, "tied"), (10.9, "slower")])
+def test_what_is_shipped_is_judged_against_what_is_served(
+    family: dict[str, SweepPlan], shipped_us: float, status: str
+) -> None:
+    """One kernel within the bound serves all token counts: at 8 tokens it is not the best."""
+    plan = family["pre"]
+    served = next(c for c in plan.candidates if c not in plan.shipped)
+
+    def latency(candidate: Candidate, count: int) -> float:
+        if count != 8:
+            return 8.0 if candidate == served else 20.0
+        return 10.4 if candidate == served else shipped_us if candidate in plan.shipped else 20.0
+
+    found = []
+    for trial in trials_of(plan, lambda c: 1.0):
+        us = latency(trial.candidate, trial.cell.num_tokens)
+        taken = tuple(replace(s, latency_us=us * s.latency_us) for s in trial.samples)
+        found.append(replace(trial, outcome=Measurement(taken), samples=taken))
+    (row,) = [row for row in beside(derive(plan.record(), 1, found, 0.05)) if row.num_tokens == 8]
+    assert row.tuned.candidate == served
+    assert row.ratio == pytest.approx(shipped_us / 10.4)
+    assert row.status == status
+
+
 def test_explain_marks_what_is_shipped_and_always_shows_it(measured: tuple[Derived, list[Trial]]) -> None:
     sheet = explain(*measured, 8).sheet(limit=1)
     assert [row[-1] for row in sheet.rows] == ["served", " shipped"]

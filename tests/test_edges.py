@@ -142,6 +142,11 @@ def test_where_the_upper_choice_is_ahead_or_tied_at_the_edge_already_nothing_is_
     assert (tied.state, tied.last, tied.next) == (EdgeState.NOISE, 16, None)
 
 
+def test_where_the_lower_choice_is_ahead_above_too_it_takes_what_lies_between() -> None:
+    edge = found({16: (1.0, 2.0), 64: (1.0, 1.1)})
+    assert (edge.state, edge.last, edge.next, edge.probes) == (EdgeState.STAYS, 63, None, ())
+
+
 def test_a_probe_that_is_not_the_middle_counts_too() -> None:
     edge = found({**ENDS, 30: (2.0, 1.0)})
     assert (edge.last, [p.num_tokens for p in edge.probes], edge.next) == (16, [30], 23)
@@ -180,6 +185,28 @@ def test_bands_are_chosen_as_without_probes_and_only_edges_move(
     assert (edge["before"], edge["last"], len(edge["probed"])) == (16, 20, 6)
     assert evidence == plain.table.evidence
     assert [b.last for b in plain.table.bands] == [16, 64]
+
+
+def test_another_pair_may_be_probed_where_one_was(plan: SweepPlan, repository: Repository) -> None:
+    """Under another bound other choices meet: their rounds are numbered on, for conditions are by round."""
+    limits = {"fused": {**VALUES, "tile_n": [12, 24]}, "unfused": VALUES}
+    wide = replace(plan, spaces=spaces_of(SEAM, "c", PROBLEM, limits))
+    other = next(c for c in wide.candidates if c.arm == "fused" and c != FUSED)
+    bench = Crossing()
+    result = sweep(wide, repository, bench)
+    probed = {t.cell.num_tokens for t in repository.trials(1)} - set(plan.token_counts)
+    (before,) = derive_stored(repository, repository.sweep(1)).edges
+    lower = other if before.lower != other else FUSED
+    again = replace(before, lower=lower, probes=(), next=40)
+    assert 40 in probed
+
+    class Wider:
+        edges, floor = (again,), None
+
+    Prober(repository.record(1), repository, bench, AMPLE, bench.compile_all, lambda: Wider()).run(1)  # type: ignore[arg-type,return-value]
+    batches = {s.batch for t in repository.trials(1, 40) if t.candidate == again.lower for s in t.samples}
+    assert result.state == "complete"
+    assert batches == {1}
 
 
 def test_an_edge_inside_the_noise_is_left_there(plan: SweepPlan, repository: Repository) -> None:

@@ -42,6 +42,12 @@ def test_who_is_slower_by_more_than_the_bound_leaves_and_who_is_within_it_stays(
     assert (found.racing, found.done) == ((A, B), {C})
 
 
+def test_nobody_leaves_at_one_place_who_is_nearer_than_places_differ() -> None:
+    close = batch(6, A=1.0, B=1.02, C=1.04)
+    assert field_after(close, PROTOCOL, 0.01).racing == (A,)
+    assert field_after(close, MOVES, 0.01).racing == (A, B)
+
+
 def test_whom_the_rounds_do_not_tell_apart_is_confirmed_beside_the_twin_of_the_best() -> None:
     close = {A: rounds([1.0, 1.02] * 7), B: rounds([1.01] * 14), C: rounds([1.03] * 14)}
     found = field_after({c: taken[:13] for c, taken in close.items()}, PROTOCOL, 0.05)
