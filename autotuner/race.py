@@ -259,9 +259,16 @@ class Race:
     ) -> Conditions:
         """Take and commit one round; return the conditions after it."""
         latencies: list[tuple[Runner, float]] = []
-        for runner in timed if round % 2 == 0 else timed[::-1]:
-            if runner.failed:
-                continue  # an original that fell with its twin in this round
+        order = timed if round % 2 == 0 else timed[::-1]
+        last = order[-1]  # whose samples are thrown away: nobody is timed right behind itself
+        for _ in range(self._protocol.discarded):
+            thrown = self._bench.sample(last.candidate, batch, round, launches)
+            if isinstance(thrown, Failure):
+                self._drop(last, thrown, runners)
+                break
+        for runner in order:
+            if runner.failed or runner.crowded:
+                continue  # in this round: by what was thrown away, or an original with its twin
             latency = sampled(self._bench, runner.candidate, batch, round, launches, self._floor_us)
             if isinstance(latency, Failure):
                 self._drop(runner, latency, runners)

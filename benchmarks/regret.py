@@ -76,7 +76,8 @@ def long_record(
     """Return what the long race sets out to measure, and by which protocol."""
     protocol = replace(
         Protocol(**quick.protocol), confirmation=ROUNDS, placements=PLACEMENTS,
-        seed=quick.protocol["seed"] + 1, version=PROTOCOL_VERSION,
+        discarded=Protocol.of(quick.target, ROUNDS).discarded, seed=quick.protocol["seed"] + 1,
+        version=PROTOCOL_VERSION,
     )  # fmt: skip
     wanted = {c for found in raced.values() for c in found}
     asked = [[(n, list(map(str, cs))) for n, cs in each.items()] for each in (raced, chosen)]
