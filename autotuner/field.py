@@ -17,7 +17,7 @@ decides as one that was not. Three tests decide, each a sign test on the ratios 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mhctune.autotuner.protocol import Protocol
@@ -77,8 +77,13 @@ def boundaries(protocol: Protocol) -> tuple[int, ...]:
     return (*protocol.looks, protocol.samples, *moves, protocol.samples + protocol.confirmation)
 
 
-def field_after(batch: Batch, protocol: Protocol, max_regret: float) -> Field:
-    """Return who takes part in the round after those in `batch`; keys without samples have not begun."""
+def field_after(
+    batch: Batch, protocol: Protocol, max_regret: float, keep: Collection[Candidate] = ()
+) -> Field:
+    """Return who takes part in the round after those in `batch`; keys without samples have not begun.
+
+    Who is in `keep` is confirmed like a finalist whatever its rounds say.
+    """
     rounds = counted(marks_of(s for taken in batch.values() for s in taken), protocol.repeats)
     racing, done = tuple(batch), set[Candidate]()
     near = PLACEMENT if protocol.placements else 0.0
@@ -86,12 +91,12 @@ def field_after(batch: Batch, protocol: Protocol, max_regret: float) -> Field:
     for look in protocol.looks:
         if len(rounds) < look:
             return Field(racing, frozenset(done))
-        _, stay, left = _judged(batch, racing, rounds[:look], confidence, max(max_regret, near))
+        _, stay, left = _judged(batch, racing, rounds[:look], confidence, max(max_regret, near), keep)
         racing = stay
         done.update(left)
     if len(rounds) < protocol.samples:
         return Field(racing, frozenset(done))
-    best, stay, left = _judged(batch, racing, rounds[: protocol.samples], CONFIDENCE, near)
+    best, stay, left = _judged(batch, racing, rounds[: protocol.samples], CONFIDENCE, near, keep)
     done.update(left)
     if len(rounds) < protocol.samples + protocol.confirmation:
         placement = protocol.placement(len(rounds) - protocol.samples)
@@ -100,7 +105,12 @@ def field_after(batch: Batch, protocol: Protocol, max_regret: float) -> Field:
 
 
 def _judged(
-    batch: Batch, racing: Sequence[Candidate], rounds: Sequence[int], confidence: float, bound: float
+    batch: Batch,
+    racing: Sequence[Candidate],
+    rounds: Sequence[int],
+    confidence: float,
+    bound: float,
+    keep: Collection[Candidate],
 ) -> tuple[Candidate | None, tuple[Candidate, ...], tuple[Candidate, ...]]:
     """Return the best, who stays and who leaves; whoever missed the last round is none of them."""
     counting = set(rounds)
@@ -113,7 +123,9 @@ def _judged(
     if not medians:
         return None, tuple(sound), ()
     best = min(medians, key=lambda c: (medians[c], c))
-    leave = [c for c, taken in sound.items() if _slower(taken, sound[best], confidence, bound)]
+    leave = [
+        c for c, taken in sound.items() if c not in keep and _slower(taken, sound[best], confidence, bound)
+    ]
     return best, tuple(c for c in sound if c not in leave), tuple(leave)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from mhctune.autotuner.bench import Bench
 from mhctune.autotuner.budget import VramBudget
@@ -53,16 +53,19 @@ class Race:
         tell: Callable[[Candidate, float | Failure], None] = lambda candidate, outcome: None,
         *,
         max_regret: float = 0.05,
+        keep: Collection[Candidate] = (),
         read: Reader = not_applicable,
     ) -> None:
         """Prepare a race.
 
         `stop` is asked before each candidate and round, `tell` hears of each outcome. Who is surely slower
-        than the best by more than `max_regret` leaves early. `read` tells the conditions after each round.
+        than the best by more than `max_regret` leaves early, unless it is in `keep`: those are confirmed
+        like finalists. `read` tells the conditions after each round.
         """
         self._sweep_id, self._cell = sweep_id, cell
         self._store, self._bench, self._budget, self._protocol = store, bench, budget, protocol
         self._stop, self._tell, self._max_regret, self._read = stop, tell, max_regret, read
+        self._keep = keep
         self._input_bytes, self._limit, self._floor_us = 0, 0, 0.0
         self._done: list[Runner] = []
         self._all: list[Runner] = []
@@ -166,7 +169,7 @@ class Race:
         samples = {r.candidate: r.of_batch(batch) for r in self._all}
         beginning = {runner.candidate for runner in ready}
         taking_part = {c: taken for c, taken in samples.items() if taken or c in beginning}
-        return field_after(taking_part, self._protocol, self._max_regret)
+        return field_after(taking_part, self._protocol, self._max_regret, self._keep)
 
     def _admit(self, champion: Runner | None, queue: deque[Runner]) -> list[Runner]:
         """Make resident the champion, so that comparisons are head to head, and who fits beside it."""
@@ -258,9 +261,16 @@ class Race:
     ) -> Conditions:
         """Take and commit one round; return the conditions after it."""
         latencies: list[tuple[Runner, float]] = []
-        for runner in timed if round % 2 == 0 else timed[::-1]:
-            if runner.failed:
-                continue  # an original that fell with its twin in this round
+        order = timed if round % 2 == 0 else timed[::-1]
+        last = order[-1]  # whose samples are thrown away: nobody is timed right behind itself
+        for _ in range(self._protocol.discarded):
+            thrown = self._bench.sample(last.candidate, batch, round, launches)
+            if isinstance(thrown, Failure):
+                self._drop(last, thrown, runners)
+                break
+        for runner in order:
+            if runner.failed or runner.crowded:
+                continue  # in this round: by what was thrown away, or an original with its twin
             latency = sampled(self._bench, runner.candidate, batch, round, launches, self._floor_us)
             if isinstance(latency, Failure):
                 self._drop(runner, latency, runners)

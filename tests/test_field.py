@@ -55,6 +55,14 @@ def test_whom_the_rounds_do_not_tell_apart_is_confirmed_beside_the_twin_of_the_b
     assert field_after(batch(18, A=1.0, B=1.0, C=1.03), PROTOCOL, 0.05) == Field((), frozenset({A, B, C}))
 
 
+def test_who_is_kept_is_confirmed_whatever_its_rounds_say() -> None:
+    times = {"A": 1.0, "B": 1.5, "C": 1.5}
+    at = [field_after(batch(n, **times), PROTOCOL, 0.05, keep={C}) for n in (6, 12, 13, 17)]
+    assert [field.racing for field in at] == [(A, C)] * 4
+    assert (at[3].done, at[3].twin) == ({B}, A)
+    assert field_after(batch(18, **times), PROTOCOL, 0.05, keep={C}).done == {A, B, C}
+
+
 def test_without_a_confirmation_the_batch_ends_after_its_samples() -> None:
     over = field_after(batch(13, A=1.0, B=1.0, C=1.03), replace(PROTOCOL, confirmation=0), 0.05)
     assert over == Field((), frozenset({A, B, C}))

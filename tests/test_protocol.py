@@ -32,6 +32,7 @@ def test_a_gpu_replays_graphs_of_unrolled_launches_and_a_cpu_single_ones() -> No
 def test_rounds_and_version_are_kept_with_what_was_measured() -> None:
     kept = Protocol.of("cuda", 15).to_dict()
     expected = {"samples": 15, "screening": 6, "confirmation": 15, "repeats": 10, "placements": 7}
+    expected["discarded"] = 1
     expected["version"] = PROTOCOL_VERSION
     assert expected.items() <= kept.items()
     assert Protocol(**kept) == Protocol.of("cuda", 15)  # type: ignore[arg-type]
@@ -39,7 +40,14 @@ def test_rounds_and_version_are_kept_with_what_was_measured() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("samples", 0), ("screening", 0), ("confirmation", -1), ("repeats", -1), ("placements", -1)],
+    [
+        ("samples", 0),
+        ("screening", 0),
+        ("confirmation", -1),
+        ("repeats", -1),
+        ("placements", -1),
+        ("discarded", -1),
+    ],
 )
 def test_rounds_that_cannot_be_counted_are_refused(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}; it must be at least"):

@@ -238,6 +238,47 @@ def test_rounds_run_forward_and_back_in_turn() -> None:
     assert [s.position for s in store.rows[A].samples] == [0, 2, 0, 2, 0]
 
 
+@dataclass
+class Idling(FakeBench):
+    """Whoever is timed first after a pause is slower by 4 %; conditions are read in a pause."""
+
+    idle: bool = True
+
+    def read(self) -> Conditions:
+        self.idle = True
+        return not_applicable()
+
+    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
+        found, late = super().sample(candidate, batch, round, launches), self.idle
+        self.idle = False
+        return found if isinstance(found, Failure) else found * (1.04 if late and launches > 1 else 1.0)
+
+
+@pytest.mark.parametrize("discarded", [0, 1])
+def test_nobody_is_slower_for_being_first_in_a_round_if_that_sample_is_thrown_away(discarded: int) -> None:
+    bench, store = Idling(), ListStore()
+    protocol = replace(LOOKS, discarded=discarded)
+    Race(1, CELL, store, bench, AMPLE, protocol, read=bench.read).run((A, B, C), ())  # type: ignore[arg-type]
+    late = [
+        sample.position
+        for candidate, trial in store.rows.items()
+        for sample in trial.samples
+        if sample.latency_us != latency_of(candidate, sample.batch, sample.round)
+    ]
+    assert set(late) == (set() if discarded else {0})
+    # What is thrown away is whom the round ends with: nobody is timed right behind itself.
+    if discarded:
+        assert bench.timed[:4] == [(c, 0, 0) for c in (C, A, B, C)]
+        assert bench.timed[4:8] == [(c, 0, 1) for c in (A, C, B, A)]
+
+
+def test_who_fails_while_its_sample_is_thrown_away_is_a_row_and_the_rest_goes_on() -> None:
+    bench, store = FakeBench(odd={(C, 0, 0): [LAUNCH]}), ListStore()
+    Race(1, CELL, store, bench, AMPLE, replace(ALL_ROUNDS, discarded=1)).run((A, B, C), ())  # type: ignore[arg-type]
+    assert store.kinds() == {A: None, B: None, C: FailureKind.LAUNCH}
+    assert store.rounds()[C] == []
+
+
 def test_the_samples_of_a_round_are_committed_together_and_at_once() -> None:
     store = race(FakeBench(), ListStore(), candidates=(A, B, C))
     assert [{sample.round for _, sample in commit} for commit in store.commits] == [{n} for n in range(5)]

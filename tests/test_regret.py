@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SLOW = Candidate.of("unfused", {**UNFUSED.config, "tile_n": 12})
 TIMES = {FUSED: 10.0, UNFUSED: 10.4, SLOW: 12.0}
 COUNTS = (1, 4)
+CHOSEN = dict.fromkeys(COUNTS, (FUSED, FUSED))
 
 
 @pytest.fixture(scope="module")
@@ -60,50 +61,78 @@ class Steady(FakeBench):  # type: ignore[misc]
 
 
 def test_who_came_near_is_raced_at_each_token_count(regret: dict[str, Any]) -> None:
-    assert regret["near"](trials(TIMES), 0.15) == dict.fromkeys(COUNTS, (FUSED, UNFUSED))
-    assert regret["near"](trials(TIMES), 0.0) == dict.fromkeys(COUNTS, (FUSED,))
+    assert regret["near"](trials(TIMES), 0.15, CHOSEN) == dict.fromkeys(COUNTS, (FUSED, UNFUSED))
+    assert regret["near"](trials(TIMES), 0.0, CHOSEN) == dict.fromkeys(COUNTS, (FUSED,))
+    # A choice is raced though it was not near, and token counts that nobody asked for are not.
+    assert regret["near"](trials(TIMES), 0.0, {4: (FUSED, SLOW)}) == {4: (FUSED, SLOW)}
+
+
+def test_what_is_judged_are_the_winner_and_the_served_choice(
+    regret: dict[str, Any], quick: SweepRecord
+) -> None:
+    derived = derive(quick, 1, trials(TIMES), 0.05, None, None)
+    served = {n: derived.table.lookup(n).choice.arm for n in COUNTS}
+    assert regret["choices"](derived, [4]) == {4: (FUSED, FUSED if served[4] == "fused" else UNFUSED)}
 
 
 def test_the_long_race_is_kept_resumed_and_tells_what_the_winner_loses(
     regret: dict[str, Any], quick: SweepRecord, repository: Repository
 ) -> None:
-    raced = regret["near"](trials(TIMES), 0.15)
-    record, protocol = regret["long_record"](quick, raced, quick.fingerprint)
+    raced = regret["near"](trials(TIMES), 0.15, CHOSEN)
+    record, protocol = regret["long_record"](quick, raced, CHOSEN, quick.fingerprint)
     assert set(record.variants) == {FUSED, UNFUSED}
     assert (protocol.confirmation, protocol.placements) == (60, 20)
     bench = Steady()
-    regret["measure"](record, protocol, raced, repository, bench, VramBudget(10**6, 10**6), 0.15)
+    regret["measure"](record, protocol, raced, CHOSEN, repository, bench, VramBudget(10**6, 10**6), 0.15)
     assert sum(n > 1 for n in bench.launched) == len(COUNTS) * (2 * (9 + 60) + 60)
     found = repository.trials(1)
     assert {len({s.placement for s in t.samples}) for t in found} == {21}
-    derived = derive(quick, 1, trials(TIMES), 0.05, None, None)
-    printed = list(regret["lines"](derived, found, COUNTS))
-    assert " 1     2     2    10.00    2.00% (+2.00%..+2.00%)" in printed[1]
-    assert printed[3].startswith("worst")
-    assert "2.00% (+2.00%..+2.00%)" in printed[3]
+    printed = list(regret["lines"](trials(TIMES), found, CHOSEN))
+    assert " 1     2     2    10.00    2.00% (+2.00%..+2.00%)" in printed[2]
+    best, winner = (line.split() for line in printed[3:5])
+    assert best == ["best", "10.44", "10.00", "9+60", *str(UNFUSED).split()]
+    assert winner == ["winner,", "served", "10.04", "10.20", "9+60", *str(FUSED).split()]
+    assert printed[8].startswith("worst")
+    assert "2.00% (+2.00%..+2.00%)" in printed[8]
     assert not any("left out" in line for line in printed)
     cut = [t if t.cell.num_tokens == 1 else replace(t, outcome=None) for t in found]
-    assert list(regret["lines"](derived, cut, COUNTS))[-1].startswith("not finished, left out: 4 tokens")
+    assert list(regret["lines"](trials(TIMES), cut, CHOSEN))[-1].startswith(
+        "not finished, left out: 4 tokens"
+    )
 
 
-def test_a_choice_that_was_not_raced_says_so(regret: dict[str, Any], quick: SweepRecord) -> None:
-    derived = derive(quick, 1, trials(TIMES), 0.05, None, None)
+def test_a_choice_that_was_not_raced_says_so(regret: dict[str, Any]) -> None:
     only = [t for t in trials(TIMES) if t.candidate != FUSED]
-    assert "not measured" in list(regret["lines"](derived, only, COUNTS))[1]
+    printed = list(regret["lines"](trials(TIMES), only, CHOSEN))
+    assert "not measured" in printed[2]
+    assert printed[4].split() == ["winner,", "served", "10.04", "-", "-", *str(FUSED).split()]
+
+
+def test_a_choice_moves_with_the_finalists_however_slow_its_first_rounds_are(
+    regret: dict[str, Any], quick: SweepRecord, repository: Repository
+) -> None:
+    chosen = {1: (FUSED, SLOW)}  # surely 20 % slower: by its rounds it would leave at the first look
+    raced = regret["near"](trials(TIMES), 0.15, chosen)
+    record, protocol = regret["long_record"](quick, raced, chosen, quick.fingerprint)
+    regret["measure"](record, protocol, raced, chosen, repository, Steady(), VramBudget(10**6, 10**6), 0.15)
+    found = {t.candidate: {s.placement for s in t.samples} for t in repository.trials(1)}
+    assert found == {c: set(range(21)) for c in (FUSED, UNFUSED, SLOW)}
+    others = regret["long_record"](quick, raced, CHOSEN, quick.fingerprint)[0]
+    assert others.digest != record.digest  # other choices are another race, and do not resume this one
 
 
 def test_a_long_race_that_was_cut_goes_on(
     regret: dict[str, Any], quick: SweepRecord, repository: Repository
 ) -> None:
-    raced = regret["near"](trials(TIMES), 0.15)
-    record, protocol = regret["long_record"](quick, raced, quick.fingerprint)
+    raced = regret["near"](trials(TIMES), 0.15, CHOSEN)
+    record, protocol = regret["long_record"](quick, raced, CHOSEN, quick.fingerprint)
     benches, room = (Steady(), Steady()), VramBudget(10**6, 10**6)
 
     def cut(count: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        regret["measure"](record, protocol, raced, repository, benches[0], room, 0.15, tell=cut)
-    regret["measure"](record, protocol, raced, repository, benches[1], room, 0.15)
+        regret["measure"](record, protocol, raced, CHOSEN, repository, benches[0], room, 0.15, tell=cut)
+    regret["measure"](record, protocol, raced, CHOSEN, repository, benches[1], room, 0.15)
     assert [sum(n > 1 for n in bench.launched) for bench in benches] == [2 * (9 + 60) + 60] * 2
     assert [sweep.id for sweep in repository.sweeps()] == [1]
