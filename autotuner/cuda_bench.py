@@ -30,6 +30,8 @@ from mhctune.kernels.space import Candidate
 class _Resident:
     buffers: OutputBuffers
     graph: CapturedGraph
+    inputs: Tensors
+    """What its graph reads in the first slot: not the live set, for whoever stayed when that moved."""
 
 
 def ownership(
@@ -177,7 +179,7 @@ class CudaBench:
         if findings:
             graph.close()
             return Failure(FailureKind.MISMATCH, "; ".join(findings))
-        self._residents[candidate] = _Resident(buffers, graph)
+        self._residents[candidate] = _Resident(buffers, graph, slots[0][0])
         measured = live_bytes() - before
         return replace(self.forecast(candidate), graph_bytes=graph.reserved_bytes, measured_bytes=measured)
 
@@ -220,21 +222,27 @@ class CudaBench:
         buffers, slots, run = self._bound(candidate, offset_of(placement))
         graph = CapturedGraph(run, unroll(len(slots)) // len(slots))
         buffers.poison()
+        others = self._values_of(old.inputs) == 0
+        if others:
+            self._change(0)
         old.graph.replay()
         graph.replay()
         torch.cuda.synchronize()
+        if others:
+            self._change(1)
         failure = moved_apart(old.buffers, buffers)
         if failure is not None:
             graph.close()
             return failure
         old.graph.close()
-        self._residents[candidate] = _Resident(buffers, graph)
+        self._residents[candidate] = _Resident(buffers, graph, slots[0][0])
         return None
 
     def _turn_inputs(self) -> None:
         """Let the three sets of inputs change places: other addresses, and not a byte more.
 
-        Who has not moved yet goes on reading where the live set was; all three live until the cell is left.
+        Who has not moved yet goes on reading where the live set was, with the values that lie there now
+        (`_values_of`); all three live until the cell is left.
         Timed cold only the first slot moves: the others' inputs come from memory and not from the cache.
         """
         live, (first, second) = self._live[0], self._values
@@ -243,6 +251,10 @@ class CudaBench:
             second[name].copy_(first[name])
         self._live[0], self._values = first, [second, live]
         self._change(1)  # where the old live set lies now: the same values at both places
+
+    def _values_of(self, inputs: Tensors) -> int:
+        """Return which of the two sets of values lies in one of the three sets of inputs."""
+        return 0 if inputs is self._values[0] else 1
 
     def _ownership(self, run: Callable[[], None], graph: CapturedGraph, buffers: OutputBuffers) -> list[str]:
         return ownership(run, graph, buffers, lambda: self._change(1))

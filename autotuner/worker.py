@@ -176,9 +176,12 @@ class RemoteBench:
         return result
 
     def move(self, candidate: Candidate, placement: int) -> Failure | None:
-        """Give a resident candidate other addresses."""
+        """Give a resident candidate other addresses.
+
+        Who found no room in a fresh worker is not resident: its next sample says so, too.
+        """
         if candidate in self._lost:
-            return self._lost.pop(candidate)
+            return self._lost[candidate]
         arguments = (candidate, placement)
         result: Failure | None = self._guarded("move", candidate, arguments, self._limits.prepare_s)
         return result

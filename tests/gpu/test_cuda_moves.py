@@ -52,3 +52,18 @@ def test_finalists_move_to_other_addresses_and_leave_no_byte(compiler: Compiler,
     assert isinstance(bench.prepare(CONFIGS[6]), Footprint)  # the inputs are still those of the check
     bench.leave()
     torch.cuda.empty_cache()
+
+
+def test_who_missed_a_move_is_moved_at_the_next_one(compiler: Compiler) -> None:
+    """Inputs turn through three sets: whoever stayed reads other values than the live ones by then."""
+    cell = Cell("post_pre_delayed", Problem(5120), 12)
+    bench = CudaBench(seam(cell.seam), compiler)
+    bench.enter(cell, 1)
+    for candidate in MOVED:
+        assert isinstance(bench.prepare(candidate), Footprint)
+    for placement in range(1, 8):
+        for index, candidate in enumerate(MOVED):
+            if index == 0 or placement % (index + 1) == 0:
+                assert bench.move(candidate, placement) is None, (placement, str(candidate))
+    bench.leave()
+    torch.cuda.empty_cache()
