@@ -260,7 +260,10 @@ def plan_sweep(
     l2 = l2 or config.l2
     if gpu.target == "c" and l2 == "cold":
         raise ColdHost(f"l2 'cold' is for GPUs; the target {gpu.target!r} ({gpu.name}) is timed 'warm'")
-    protocol = Protocol.of(gpu.target, samples or config.samples)
+    try:
+        protocol = Protocol.of(gpu.target, samples or config.samples)
+    except ValueError as error:
+        raise ConfigError(f"{error}; give fewer by --samples or in the sweep file") from error
     problem = problem_of(_model_of(model, config, found), found, config.aux)
     shared = replace(problem, top_k=config.top_k, ranks=config.ranks, interleave=config.interleave)
     problem = found.canonical(shared)

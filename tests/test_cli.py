@@ -536,6 +536,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "budget that is no size": ((*SWEEP, "--vram-budget", "much"), 2, ("'much' is not a size", "4GiB", "60%")),
     "budget of nothing": ((*SWEEP, "--vram-budget", "0%"), 2, ("0% is 0 B; it must be more than 0",)),
     "budget above what is free": ((*SWEEP, "--vram-budget", "900TiB"), 2, ("at most the", "that are free")),
+    "too many samples": ((*SWEEP, "--samples", "2000"), 2, ("samples is 2000", "at most 97", "--samples")),
     "too few samples": ((*SWEEP, "--samples", "4"), 2, ("--samples", "greater than or equal to 5")),
     "negative bound": ((*SWEEP, "--max-regret", "-0.1"), 2, ("--max-regret", "greater than or equal to 0")),
     "bound that is no number": (("bands", "--max-regret", "nan"), 2, ("--max-regret",)),
