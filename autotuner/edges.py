@@ -30,8 +30,7 @@ class EdgeState(StrEnum):
     NOISE = "inside the noise"
     """At the edge nothing tells the two choices apart."""
     STAYS = "stays"
-    """One choice is ahead on both sides, and takes what lies between: the other one is served for another
-    reason, such as fewer kernels."""
+    """One choice is ahead on both sides: the other one is served for another reason, such as fewer kernels."""
     OPEN = "open"
     """Integers between were not measured."""
 
@@ -133,7 +132,7 @@ def edge_of(
         return Edge(lower, upper, before, above, before, state)
     end = compared(above, lower, upper, trials, floor)
     if end is not None and end.ahead is Ahead.LOWER:
-        return Edge(lower, upper, before, above, above - 1, EdgeState.STAYS)
+        return Edge(lower, upper, before, above, before, EdgeState.STAYS)
     low, high, seen = before, above, list[Probe]()
     while high - low > 1:
         middle = (low + high) // 2

@@ -142,9 +142,9 @@ def test_where_the_upper_choice_is_ahead_or_tied_at_the_edge_already_nothing_is_
     assert (tied.state, tied.last, tied.next) == (EdgeState.NOISE, 16, None)
 
 
-def test_where_the_lower_choice_is_ahead_above_too_it_takes_what_lies_between() -> None:
+def test_where_the_lower_choice_is_ahead_above_too_nothing_is_probed() -> None:
     edge = found({16: (1.0, 2.0), 64: (1.0, 1.1)})
-    assert (edge.state, edge.last, edge.next, edge.probes) == (EdgeState.STAYS, 63, None, ())
+    assert (edge.state, edge.last, edge.next, edge.probes) == (EdgeState.STAYS, 16, None, ())
 
 
 def test_a_probe_that_is_not_the_middle_counts_too() -> None:
