@@ -28,12 +28,14 @@ from mhctune.kernels.space import Candidate
 
 _BYTES = tuple(field.name for field in fields(Footprint))
 
-COLUMNS = ("num_tokens", "arm", "config", *_BYTES, "failure", "detail", "samples_us", "twins_us")
-"""A row a trial. `samples_us` holds `batch:round:launches:latency`, separated by blanks; a throttled sample
-ends in `:throttled`. `twins_us` holds those of its twin; recordings of protocol 1 have no such column.
+COLUMNS = ("num_tokens", "candidate", *_BYTES, "failure", "detail", "samples_us", "twins_us")
+"""A row a trial. `candidate` is a place in the header's `variants`, from 0: there each config stands once.
 
-The place of a sample in its round, and the clock, are left out: no derivation reads them, and the place alone
-would add a tenth to the file.
+`samples_us` holds `batch:round:launches:latency`, separated by blanks; a throttled sample ends in
+`:throttled`. What is alone a latency is the next round of the same batch with as many launches. `twins_us`
+holds those of its twin, in the same form.
+
+The place of a sample in its round, and the clock, are left out: no derivation reads them.
 """
 
 _SWEEP = ("digest", "seam", "target", "token_counts", "grid", "space", "protocol", "sources", "bound")
@@ -67,15 +69,16 @@ def recording(sweep: SweepRecord, trials: Sequence[Trial], about: str, source: s
         "sweep": {**kept, "problem": problem, "variants": variants},
     }
     first = json.dumps(header, sort_keys=True, separators=(",", ":"))
-    return [first, *(json.dumps(_row(trial), separators=(",", ":")) for trial in trials)]
+    place = {candidate: at for at, candidate in enumerate(sweep.candidates)}
+    rows = (_row(trial, place[trial.candidate]) for trial in trials)
+    return [first, *(json.dumps(row, separators=(",", ":")) for row in rows)]
 
 
-def _row(trial: Trial) -> list[int | str | None]:
+def _row(trial: Trial, place: int) -> list[int | str | None]:
     failed = trial.outcome if isinstance(trial.outcome, Failure) else None
     return [
         trial.cell.num_tokens,
-        trial.candidate.arm,
-        trial.candidate.key,
+        place,
         *(getattr(trial.footprint, name) for name in _BYTES),
         failed.kind.value if failed else None,
         failed.detail if failed else None,
@@ -85,10 +88,19 @@ def _row(trial: Trial) -> list[int | str | None]:
 
 
 def _text(samples: Sequence[Sample]) -> str:
-    return " ".join(
-        f"{s.batch}:{s.round}:{s.launches}:{s.latency_us:.4f}{':throttled' if s.throttled else ''}"
-        for s in samples
-    )
+    words, before = [], None
+    for sample in samples:
+        at = (sample.batch, sample.round, sample.launches)
+        follows = before is not None and at == (before[0], before[1] + 1, before[2])
+        word = f"{sample.latency_us:.4f}" if follows and not sample.throttled else _word(sample)
+        words.append(word)
+        before = at
+    return " ".join(words)
+
+
+def _word(sample: Sample) -> str:
+    mark = ":throttled" if sample.throttled else ""
+    return f"{sample.batch}:{sample.round}:{sample.launches}:{sample.latency_us:.4f}{mark}"
 
 
 def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:
@@ -109,23 +121,33 @@ def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:
             given["search"] = Exploration.of(given["search"], tuple(given["variants"]))
         fingerprint = Fingerprint(**recorded.fingerprint)  # type: ignore[arg-type]
         sweep = SweepRecord(fingerprint=fingerprint, **given)
-        return sweep, [_trial(sweep, number, row) for number, row in enumerate(recorded.rows, start=1)]
-    except (KeyError, TypeError) as error:
+        places = dict(enumerate(sweep.candidates))
+        rows: Sequence[dict[str, Any]] = recorded.rows
+        trials = [_trial(sweep, places[row["candidate"]], at, row) for at, row in enumerate(rows, start=1)]
+        return sweep, trials
+    except (KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"{recorded.about[:60]!r} does not hold what a sweep needs: {error}") from error
 
 
-def _trial(sweep: SweepRecord, number: int, row: dict[str, Any]) -> Trial:
+def _trial(sweep: SweepRecord, candidate: Candidate, number: int, row: dict[str, Any]) -> Trial:
     cell = Cell(sweep.seam, sweep.problem, row["num_tokens"])
-    samples = tuple(_sample(text) for text in row["samples_us"].split())
-    twins = tuple(_sample(text) for text in row.get("twins_us", "").split())
+    samples, twins = _samples(row["samples_us"]), _samples(row["twins_us"])
     outcome: Outcome = Measurement(samples)
     if row["failure"] is not None:
         outcome = Failure(FailureKind(row["failure"]), row["detail"])
-    candidate = Candidate.of(row["arm"], json.loads(row["config"]))
     footprint = Footprint(*(row[name] for name in _BYTES))
     return Trial(cell, candidate, footprint, outcome, samples, number, twins)
 
 
-def _sample(text: str) -> Sample:
-    batch, round, launches, latency, *marks = text.split(":")
-    return Sample(int(batch), int(round), 0, int(launches), float(latency), throttled="throttled" in marks)
+def _samples(text: str) -> tuple[Sample, ...]:
+    found: list[Sample] = []
+    for word in text.split():
+        if ":" in word:
+            batch, round, launches, latency, *marks = word.split(":")
+            throttled = "throttled" in marks
+            sample = Sample(int(batch), int(round), 0, int(launches), float(latency), throttled=throttled)
+        else:
+            last = found[-1]
+            sample = Sample(last.batch, last.round + 1, 0, last.launches, float(word))
+        found.append(sample)
+    return tuple(found)

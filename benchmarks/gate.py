@@ -24,11 +24,11 @@ Ratios = dict[int, list[list[float]]]
 
 def recorded_ratios() -> Ratios:
     """Return, for each token count, ratios of the best to eleven others, as a gate's rounds would pair."""
-    _, trials = replay(load_recorded("h200_decode_hidden5120"))
-    cells: dict[int, list[Measurement]] = {}
+    sweep, trials = replay(load_recorded("h200_decode_hidden5120"))
+    cells: dict[int, list[Measurement]] = {count: [] for count in sweep.token_counts}  # probes have two each
     for t in trials:
-        if isinstance(t.outcome, Measurement):
-            cells.setdefault(t.cell.num_tokens, []).append(t.outcome)
+        if isinstance(t.outcome, Measurement) and t.cell.num_tokens in cells:
+            cells[t.cell.num_tokens].append(t.outcome)
     found = {}
     for count, measured in cells.items():
         measured.sort(key=lambda m: m.latency_us)

@@ -1,7 +1,8 @@
 """What ships beside what was tuned.
 
-`python benchmarks/shipped.py DB`, on any machine: every newest sweep of a seam in a database, such as
-`mhctune sweep --sweep seams` makes, with the shipped constants in our kernels beside the bands, of one run.
+`python benchmarks/shipped.py`, on any machine: the recorded sweep of each seam on an H200, with the shipped
+constants in our kernels beside the bands, of one run. `python benchmarks/shipped.py DB`: the same for every
+newest sweep of a seam in a database, such as `mhctune sweep --sweep seams` makes.
 
 `python benchmarks/shipped.py DB SWEEP`, on that H200: the best candidate of each token count, the whole
 seam's median and the recorded one of vLLM's own kernels; then its first kernel alone, beside the recorded
@@ -13,16 +14,18 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import geometric_mean
 
 import torch
 
 from mhctune.autotuner.beside import beside, sheet_of
+from mhctune.autotuner.derive import Derived, derive
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, overhead_us
 from mhctune.autotuner.protocol import UNROLL
+from mhctune.autotuner.recording import replay
 from mhctune.autotuner.records import Measurement, SweepState
-from mhctune.configs.recorded import load_recorded
+from mhctune.configs.recorded import load_recorded, recorded_names
 from mhctune.db.derivation import derive_stored
 from mhctune.db.repository import Repository
 from mhctune.kernels.buffers import OutputBuffers
@@ -69,23 +72,36 @@ def graph_us(runs: list[Callable[[], None]]) -> list[float]:
     return [statistics.median(s) for s in samples]
 
 
-def seams(db: str) -> None:
-    """Print, for the newest ended sweep of each seam and problem, what ships beside what was tuned."""
+def stored(db: str) -> Iterator[tuple[str, Derived]]:
+    """Yield the newest ended sweep of each seam and problem of a database, with its bands."""
     with Repository.open(db, readonly=True) as store:
         ended = [s for s in store.sweeps() if s.state is SweepState.COMPLETE]
         newest = {(s.record.seam, s.record.problem.digest): s for s in reversed(ended)}  # stored newest first
         for sweep in newest.values():
-            derived = derive_stored(store, sweep)
-            found = beside(derived)
-            measured = [row.ratio for row in found if row.ratio]
             label = f"{sweep.record.seam}, {sweep.record.problem}, sweep {sweep.id}"
-            print(label, f"geometric mean {geometric_mean(measured):.2f}" if measured else "")
-            sheet = sheet_of(derived, found)
-            for row in (sheet.columns, *sheet.rows):
-                count, shipped_us, tuned_us, ratio, limits, status, candidate = map(str, row)
-                served = f"tuned {derived.table.lookup(int(count)).choice}" if count.isdigit() else "tuned"
-                print(f"{count:>6} {shipped_us:>10} {tuned_us:>8} {ratio:>5} {limits:>9} {status:7}  "
-                      f"{candidate}{' | ' if candidate else ''}{served}")  # fmt: skip
+            yield label, derive_stored(store, sweep)
+
+
+def recorded() -> Iterator[tuple[str, Derived]]:
+    """Yield the recorded sweep of each seam on an H200, with its bands."""
+    for name in recorded_names():
+        if name.startswith("h200_seams_"):
+            sweep, trials = replay(load_recorded(name))
+            yield f"{sweep.seam}, {sweep.problem}, {name}", derive(sweep, 1, trials, sweep.bound)
+
+
+def seams(sweeps: Iterable[tuple[str, Derived]]) -> None:
+    """Print, for each sweep, what ships beside what was tuned."""
+    for label, derived in sweeps:
+        found = beside(derived)
+        measured = [row.ratio for row in found if row.ratio]
+        print(label, f"geometric mean {geometric_mean(measured):.2f}" if measured else "")
+        sheet = sheet_of(derived, found)
+        for row in (sheet.columns, *sheet.rows):
+            count, shipped_us, tuned_us, ratio, limits, status, candidate = map(str, row)
+            served = f"tuned {derived.table.lookup(int(count)).choice}" if count.isdigit() else "tuned"
+            print(f"{count:>6} {shipped_us:>10} {tuned_us:>8} {ratio:>5} {limits:>9} {status:7}  "
+                  f"{candidate}{' | ' if candidate else ''}{served}")  # fmt: skip
 
 
 def main(db: str, sweep_id: int) -> None:
@@ -127,4 +143,7 @@ def main(db: str, sweep_id: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2])) if sys.argv[2:] else seams(sys.argv[1])
+    if sys.argv[2:]:
+        main(sys.argv[1], int(sys.argv[2]))
+    else:
+        seams(stored(sys.argv[1]) if sys.argv[1:] else recorded())

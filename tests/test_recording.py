@@ -10,16 +10,57 @@ from typing import Any
 
 import pytest
 
+from mhctune.autotuner.beside import beside
 from mhctune.autotuner.derive import Derived, derive
 from mhctune.autotuner.recording import Unfinished, recording, replay
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Measurement, Sample, SweepState
 from mhctune.configs.errors import ConfigError
-from mhctune.configs.recorded import load_recorded
+from mhctune.configs.recorded import RECORDED, load_recorded
 from mhctune.db.repository import Repository
 from mhctune.kernels.space import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
 
+SEAMS: dict[str, list[tuple[int, int, str]]] = {
+    "post_pre_delayed": [
+        (1, 3, "fused"),
+        (4, 20, "fused"),
+        (21, 80, "fused_mma"),
+        (81, 317, "fused_mma"),
+        (318, 1024, "unfused_mma"),
+    ],
+    "pre_delayed": [
+        (1, 12, "unfused"),
+        (13, 44, "unfused"),
+        (45, 576, "unfused_mma"),
+        (577, 1024, "unfused_mma"),
+    ],
+    "pre_broadcast": [(1, 56, "unfused"), (57, 384, "unfused_mma"), (385, 1024, "unfused_mma")],
+    "post_pre": [
+        (1, 4, "fused"),
+        (5, 17, "fused"),
+        (18, 80, "fused_mma"),
+        (81, 744, "fused_mma"),
+        (745, 1024, "fused_mma"),
+    ],
+    "post_pre_bf16": [(1, 1, "fused"), (2, 8, "fused"), (9, 32, "fused"), (33, 1024, "unfused")],
+    "pre": [
+        (1, 8, "unfused"),
+        (9, 32, "unfused"),
+        (33, 128, "unfused_mma"),
+        (129, 1024, "unfused_mma"),
+    ],
+    "post": [(1, 1, "one_pass"), (2, 8, "one_pass"), (9, 1024, "one_pass")],
+    "hc_head": [(1, 32, "unfused"), (33, 128, "unfused"), (129, 1024, "unfused")],
+    "collapse": [(1, 4, "one_pass"), (5, 149, "one_pass"), (150, 1024, "one_pass")],
+}
+"""The bands that each seam's sweep printed on the H200, by the seam's name."""
+
+SWEEPS = (
+    "cpu_quick_hidden5120",
+    "h200_decode_hidden5120",
+    *(f"h200_seams_{seam}_hidden5120" for seam in SEAMS),
+)
 # Whole seam as vLLM 0.33 ships it on one H200, hidden 5120, us (shared project data, 2026-11-29).
 AS_SHIPPED = {
     1: 7.99,
@@ -83,6 +124,33 @@ def test_a_recording_holds_every_trial_failures_included(
     assert [t.footprint for t in trials] == [Footprint(10, 20, 30, 40, 50), Footprint(10, 20, 30)]
 
 
+def test_a_sample_that_does_not_follow_the_one_before_says_where_it_stands(
+    repository: Repository, make_sweep: Any, tmp_path: Path
+) -> None:
+    sweep = make_sweep()
+    sweep_id = repository.begin(sweep)
+    cell = Cell(sweep.seam, sweep.problem, 8)
+    at = [(0, 0, 40), (0, 1, 40), (0, 3, 40), (0, 4, 60), (1, 5, 60), (1, 6, 60), (1, 7, 60), (1, 8, 60)]
+    taken = [Sample(b, r, 0, n, 2.5 + r, throttled=r == 6) for b, r, n in at]
+    trial = repository.open_trial(sweep_id, cell, sweep.candidates[0], Footprint(10, 20, 30))
+    repository.add_samples([(trial, sample) for sample in taken])
+    repository.finish_trial(trial)
+    path = tmp_path / "sweep.jsonl"
+    path.write_text("\n".join(recording(sweep, repository.trials(sweep_id), "what", "where")) + "\n")
+    compact = "0:0:40:2.5000 3.5000 0:3:40:5.5000 0:4:60:6.5000 1:5:60:7.5000 1:6:60:8.5000:throttled 9.5000"
+    assert f'"{compact} 10.5000"' in path.read_text()
+    assert list(replay(load_recorded(path))[1][0].samples) == taken
+
+
+def test_a_candidate_that_the_header_does_not_list_is_refused(make_sweep: Any, tmp_path: Path) -> None:
+    sweep, path = make_sweep(), tmp_path / "sweep.jsonl"
+    for place in (len(sweep.candidates), -1):
+        row = f'[8,{place},10,20,30,0,0,null,null,"0:0:40:2.5",""]'
+        path.write_text(recording(sweep, (), "what", "where")[0] + f"\n{row}\n")
+        with pytest.raises(ConfigError, match=f"'what' does not hold what a sweep needs: {place}"):
+            replay(load_recorded(path))
+
+
 def test_a_trial_that_still_races_is_not_recorded_as_a_measurement(
     repository: Repository, make_sweep: Any
 ) -> None:
@@ -129,13 +197,24 @@ def test_a_recording_that_lacks_what_a_sweep_needs_is_refused(make_sweep: Any, t
         replay(replace(whole, sweep=without))
 
 
-@pytest.mark.parametrize("name", ["cpu_quick_hidden5120", "h200_decode_hidden5120"])
+@pytest.mark.parametrize("name", SWEEPS)
 def test_the_shipped_sweeps_were_measured_on_the_whole_grid_that_they_name(name: str) -> None:
     sweep, trials = replay(load_recorded(name))
-    assert sweep.grid == len(trials) == len(sweep.candidates) * len(sweep.token_counts)
-    assert {trial.candidate for trial in trials} == set(sweep.candidates)
+    grid = [trial for trial in trials if trial.cell.num_tokens in sweep.token_counts]
+    assert sweep.grid == len(grid) == len(sweep.candidates) * len(sweep.token_counts)
+    assert {trial.candidate for trial in grid} == set(sweep.candidates)
     assert all(sweep.variants.values())
     assert all(t.footprint.input_bytes > 0 and t.footprint.measured_bytes > 0 for t in trials)
+    assert all(isinstance(t.outcome, Measurement) for t in trials)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_shipped_sweeps_name_each_config_once(name: str) -> None:
+    text = (RECORDED / f"{name}.jsonl").read_text(encoding="utf-8")
+    assert text.count('"tile_n"', text.index("\n")) == 0
+    sweep, trials = replay(load_recorded(name))
+    recorded = load_recorded(name)
+    assert "\n".join(recording(sweep, trials, recorded.about, recorded.source)) + "\n" == text
 
 
 def test_single_timings_are_no_sweep() -> None:
@@ -143,13 +222,33 @@ def test_single_timings_are_no_sweep() -> None:
         replay(load_recorded("h200_post_pre_hidden5120_prototype"))
 
 
-def test_the_h200_sweep_cuts_over_from_fused_to_tensor_cores() -> None:
+def test_the_h200_sweep_cuts_over_from_fused_to_tensor_cores_at_probed_edges() -> None:
     found = derived("h200_decode_hidden5120", 0.05)
     bands = [(band.first, band.last, band.choice.arm) for band in found.table.bands]
-    fused = [(1, 1, "fused"), (2, 4, "fused"), (5, 16, "fused"), (17, 24, "fused")]
-    assert bands == [*fused, (25, 64, "fused_mma"), (65, 128, "fused_mma")]
+    fused = [(1, 1, "fused"), (2, 6, "fused"), (7, 16, "fused"), (17, 26, "fused")]
+    assert bands == [*fused, (27, 88, "fused_mma"), (89, 128, "fused_mma")]
     assert found.derivation.worst_upper < 0.05
     assert found.missing == {}
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+def test_each_seam_of_the_h200_gives_the_bands_that_its_sweep_printed(seam: str) -> None:
+    found = derived(f"h200_seams_{seam}_hidden5120", 0.05)
+    assert found.table.seam == seam
+    assert [(b.first, b.last, b.choice.arm) for b in found.table.bands] == SEAMS[seam]
+    assert found.derivation.worst_upper < 0.05
+
+
+def test_what_ships_is_nowhere_ahead_of_the_bands_of_the_seams_on_the_h200() -> None:
+    ratios = {
+        (seam, row.num_tokens): row.ratio
+        for seam in SEAMS
+        for row in beside(derived(f"h200_seams_{seam}_hidden5120", 0.05))
+        if row.ratio is not None
+    }
+    assert len(ratios) == 27  # six seams have a baseline; three times its 66 splits are illegal at 128 tokens
+    assert all(ratio >= 1 for ratio in ratios.values()), ratios
+    assert max(ratios, key=lambda at: ratios[at]) == ("pre_delayed", 1)
 
 
 def test_the_h200_winners_beat_what_is_shipped_at_every_token_count() -> None:
