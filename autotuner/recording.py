@@ -122,8 +122,9 @@ def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:
         fingerprint = Fingerprint(**recorded.fingerprint)  # type: ignore[arg-type]
         sweep = SweepRecord(fingerprint=fingerprint, **given)
         places = dict(enumerate(sweep.candidates))
-        rows = enumerate(recorded.rows, start=1)
-        return sweep, [_trial(sweep, places[row["candidate"]], number, row) for number, row in rows]
+        rows: Sequence[dict[str, Any]] = recorded.rows
+        trials = [_trial(sweep, places[row["candidate"]], at, row) for at, row in enumerate(rows, start=1)]
+        return sweep, trials
     except (KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"{recorded.about[:60]!r} does not hold what a sweep needs: {error}") from error
 
