@@ -59,7 +59,7 @@ def derive(
             the terms cannot be met under it.
         TooFewSamples: see `standings`.
     """
-    every, trials = trials, [trial for trial in trials if trial.cell.num_tokens in sweep.token_counts]
+    every, trials = trials, sweep.without_probes(trials)
     missing = unmeasured(sweep, trials)
     counts = [n for n in sweep.token_counts if not missing or n < min(missing)]
     if not counts:

@@ -30,7 +30,7 @@ class EdgeState(StrEnum):
     NOISE = "inside the noise"
     """At the edge nothing tells the two choices apart."""
     STAYS = "stays"
-    """One choice is ahead on both sides: the other one is served for another reason, such as fewer kernels."""
+    """One choice is ahead on both sides: the other is served for another reason, such as fewer kernels."""
     OPEN = "open"
     """Integers between were not measured."""
 

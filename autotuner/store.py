@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +47,10 @@ class SweepRecord:
     """What is searched; None where every arm is enumerated."""
     floors: Mapping[int, float] = field(default_factory=dict)
     """By token count the microseconds of a copy of the fewest bytes, where it was timed; not identity."""
+
+    def without_probes(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Return the trials of its own token counts: a probe races two candidates, too few to choose from."""
+        return [trial for trial in trials if trial.cell.num_tokens in self.token_counts]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -61,17 +61,12 @@ def sweeps(places: Sequence[str]) -> Iterator[Sweep]:
     for place in places:
         if not place.endswith(".db"):
             sweep, trials = replay(load_recorded(place))
-            yield Path(place).stem, sweep, of_grid(sweep, trials)
+            yield Path(place).stem, sweep, sweep.without_probes(trials)
             continue
         with Repository.open(place, readonly=True) as store:
             ended = (SweepState.COMPLETE, SweepState.INCOMPLETE)
             found = next(sweep for sweep in store.sweeps() if sweep.state in ended)
-            yield Path(place).name, found.record, of_grid(found.record, store.trials(found.id))
-
-
-def of_grid(sweep: SweepRecord, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials at the sweep's own token counts: a probe races two candidates, too few to choose."""
-    return [trial for trial in trials if trial.cell.num_tokens in sweep.token_counts]
+            yield Path(place).name, found.record, found.record.without_probes(store.trials(found.id))
 
 
 def cells(trials: Sequence[Trial], samples: int) -> dict[int, dict[Candidate, list[float]]]:

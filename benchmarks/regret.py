@@ -214,7 +214,7 @@ def main() -> None:
     with Repository.open(given.quick, readonly=True) as store:
         quick = chosen_sweep(store)
         derived = derive_stored(store, quick)
-        found = store.trials(quick.id)
+        found = quick.record.without_probes(store.trials(quick.id))
     counts = given.tokens or quick.record.token_counts
     if unknown := sorted(set(counts) - set(quick.record.token_counts)):
         known = ", ".join(map(str, quick.record.token_counts))

@@ -30,7 +30,7 @@ def main(db: str) -> None:
         for sweep in store.sweeps():
             protocol, derived = sweep.record.protocol, derive_stored(store, sweep, None)
             medians: Medians = {count: {} for count in sweep.record.token_counts}
-            for trial in store.trials(sweep.id):
+            for trial in sweep.record.without_probes(store.trials(sweep.id)):
                 if isinstance(trial.outcome, Measurement):
                     medians[trial.cell.num_tokens][trial.candidate] = trial.outcome.latency_us
             by_state[protocol["l2"]][protocol["seed"]] = medians

@@ -160,7 +160,7 @@ def newest(db: str) -> tuple[SweepRecord, dict[int, list[Trial]]]:
     with Repository.open(db, readonly=True) as store:
         sweep = chosen_sweep(store)
         trials: dict[int, list[Trial]] = {count: [] for count in sweep.record.token_counts}
-        for trial in store.trials(sweep.id):
+        for trial in sweep.record.without_probes(store.trials(sweep.id)):
             trials[trial.cell.num_tokens].append(trial)
     return sweep.record, trials
 

@@ -108,7 +108,8 @@ def main(db: str, sweep_id: int) -> None:
     """Print one line a token count."""
     quiet()
     with Repository.open(db, readonly=True) as store:
-        sweep, trials = store.sweep(sweep_id), store.trials(sweep_id)
+        sweep = store.sweep(sweep_id)
+        trials = sweep.record.without_probes(store.trials(sweep_id))
     problem: Problem = sweep.record.problem
     seam, compiler = find_seam(sweep.record.seam), Compiler()
     known, alone = shipped(problem.hidden_size), prototype()

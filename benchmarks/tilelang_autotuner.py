@@ -143,7 +143,7 @@ class Ours:
 
         with Repository.open(path, readonly=True) as store:
             sweep = chosen_sweep(store)
-            trials = store.trials(sweep.id)
+            trials = sweep.record.without_probes(store.trials(sweep.id))
         if sweep.ended_at is None:
             raise ValueError(f"sweep {sweep.id} of {path} has not ended; run it to its end")
         self.seconds = (sweep.ended_at - sweep.started_at).total_seconds()
