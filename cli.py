@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
@@ -23,67 +22,44 @@ from rich.text import Text
 from typer import Argument, Option
 
 from mhctune.autotuner import check_files, report
-from mhctune.autotuner.ahead import AheadBench
 from mhctune.autotuner.bands import NoBands
-from mhctune.autotuner.bench import Bench, BenchLost
+from mhctune.autotuner.bands_report import bands_dict, bands_sheets, uncovered_note
+from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
-from mhctune.autotuner.beside import beside, beside_sheet
-from mhctune.autotuner.budget import BudgetError, VramBudget
+from mhctune.autotuner.budget import BudgetError
 from mhctune.autotuner.check import Check, Finding
-from mhctune.autotuner.conditions import Reader
 from mhctune.autotuner.derive import Derived
-from mhctune.autotuner.difference import sentences
 from mhctune.autotuner.explanation import explain as why_served
-from mhctune.autotuner.exploration import Exploration
-from mhctune.autotuner.gain import gains
-from mhctune.autotuner.group_bench import GroupBench, Station, follow
-from mhctune.autotuner.naive import naive_cutovers, naive_sheet
-from mhctune.autotuner.nvidia import conditions_reader
-from mhctune.autotuner.plan import SweepPlan
-from mhctune.autotuner.planner import (
-    ColdHost,
-    NoArm,
-    OtherDevice,
-    forecast,
-    known_seam,
-    plan_sweeps,
-    require_same,
-    target_of,
-)
-from mhctune.autotuner.probe import detect, fingerprint
-from mhctune.autotuner.prober import Prober
+from mhctune.autotuner.planner import ColdHost, NoArm, OtherDevice, forecast, plan_sweeps, target_of
+from mhctune.autotuner.probe import detect
+from mhctune.autotuner.progress import Bar
 from mhctune.autotuner.race import Stopped
-from mhctune.autotuner.ranks import Ranks, open_mail
-from mhctune.autotuner.records import Cell, Failure, SweepState
+from mhctune.autotuner.ranks import Ranks
 from mhctune.autotuner.report import Sheet
+from mhctune.autotuner.signals import leave, on_signals, stop_on_signals
 from mhctune.autotuner.speed import Then, elsewhere, l2_of, remeasure
 from mhctune.autotuner.stats import TooFewSamples
-from mhctune.autotuner.sweep import CompileAll, Sweep, SweepResult, Watcher, require_room
 from mhctune.autotuner.terms import Terms
-from mhctune.autotuner.worker import RemoteBench
 from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.passes import parse_passes
 from mhctune.configs.recorded import recorded_names
 from mhctune.configs.traffic import load_traffic
 from mhctune.db import schema
-from mhctune.db.checks import check_tables, gate, other_problem, save_runs, then_of
+from mhctune.db.checks import check_tables, finish, save_runs
 from mhctune.db.derivation import chosen_sweep, derive_stored, keep, load_incumbent
 from mhctune.db.diff import diff as diff_tables
-from mhctune.db.diff import same
 from mhctune.db.engine import DatabaseError, Place
-from mhctune.db.export import FORMATS, ExportError, export, formats_of, write
-from mhctune.db.here import load_here, load_measured
-from mhctune.db.lock import exclusive
-from mhctune.db.manifest import export_manifest, manifests_beside
+from mhctune.db.export import FORMATS, ExportError, formats_of, write
+from mhctune.db.group_tuning import tune
+from mhctune.db.here import fingerprint_for, load_here, load_measured
+from mhctune.db.manifest import export_all, manifests_beside
 from mhctune.db.merge import merge
-from mhctune.db.replay import replay_database, replay_recording
+from mhctune.db.replay import replay as replay_samples
 from mhctune.db.repository import Repository
 from mhctune.db.status import read_back, sweep_lines
-from mhctune.kernels.compiler import Passes
+from mhctune.db.tuning import Incomplete, Tuned, Tuning
 from mhctune.kernels.dispatch import DispatchTable, TableError
-from mhctune.kernels.legality import refusals
-from mhctune.kernels.space import Candidate
 
 EXIT_CODES = (
     "Exit codes: 0 done, passed, improved; 1 regressed, or a check found a disagreement; 2 bad usage or "
@@ -92,9 +68,6 @@ EXIT_CODES = (
     "70 a bug; 130 SIGINT, 143 SIGTERM: stopped cleanly, run the same command to resume."
 )
 DISAGREES, MISSING, CANNOT_TELL, INCOMPLETE, OTHER_DEVICE, UNUSABLE, BUG = 1, 3, 4, 5, 6, 7, 70
-
-Racing = RemoteBench | AheadBench | GroupBench
-"""What a sweep times with: a worker, one that compiles ahead, or the workers of a group."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -170,18 +143,18 @@ Kept = Annotated[Path | None, Option("--table", help="Exported .json that the ba
 # fmt: on
 
 
-def show(sheet: Sheet) -> None:
-    """Print a sheet as a table."""
-    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.show_edge = False
-    for index, column in enumerate(sheet.columns):
-        numbers = all(isinstance(row[index], int | float) for row in sheet.rows)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
-    for row in sheet.rows:
-        table.add_row(*(str(value) for value in row))
-    out.print(table)
-    for note in (*sheet.notes, ""):
-        say(note)
+def show(*sheets: Sheet) -> None:
+    """Print sheets as tables."""
+    for sheet in sheets:
+        table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+        table.show_edge = False
+        for index, column in enumerate(sheet.columns):
+            numbers = all(isinstance(row[index], int | float) for row in sheet.rows)
+            table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+        for row in sheet.rows:
+            table.add_row(*(str(value) for value in row))
+        out.print(table)
+        say("\n".join((*sheet.notes, "")))
 
 
 def say(text: str) -> None:
@@ -206,81 +179,40 @@ def fail(message: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-class Bar(Watcher):
-    """Shows a sweep's progress: cells, candidates, the best so far and the time left."""
-
-    def __init__(self, progress: Progress) -> None:
-        """Draw on a progress display."""
-        self._progress, self._best = progress, ("", float("inf"))
-        self._compile = progress.add_task("compile", total=None, note="")
-        self._race = progress.add_task("race", total=None, note="")
-
-    def begun(self, sweep_id: int, finished: int, grid: int) -> None:
-        """Show what was done before."""
-        note = f"sweep {sweep_id}" + (f", resumed at {finished} of {grid} trials" if finished else "")
-        self._progress.update(self._race, total=grid, completed=finished, note=note)
-
-    def proposed(self, search: Exploration, grid: int) -> None:
-        """Show how far a search has come; its end says how many trials there are."""
-        note = f"search: generation {search.begun} of {search.generations}"
-        self._progress.update(self._race, total=grid, note="shortlist" if search.finished else note)
-
-    def compiled(self, done: int, total: int) -> None:
-        """Show how many kernels are compiled."""
-        self._progress.update(self._compile, total=total, completed=done, note="kernels")
-
-    def entered(self, cell: Cell, index: int, total: int) -> None:
-        """Show which cell is raced."""
-        self._best = ("", float("inf"))
-        self._progress.update(self._race, note=f"cell {index + 1}/{total}: {cell.num_tokens} tokens")
-
-    def told(self, cell: Cell, candidate: Candidate, outcome: float | Failure) -> None:
-        """Count a trial and show the best so far."""
-        if not isinstance(outcome, Failure) and outcome < self._best[1]:
-            self._best = (f"{candidate.arm} {report.config_text(candidate.items)}", outcome)
-        best = f", best {self._best[1]:.1f} us: {self._best[0]}" if self._best[0] else ""
-        self._progress.update(self._race, advance=1, note=f"{cell.num_tokens} tokens{best}")
-
-
-def progress_bar(shown: bool) -> Progress:
-    """Return a progress bar on standard error whose last column gives way first."""
+@contextmanager
+def progress_bar(shown: bool) -> Iterator[Bar]:
+    """Draw a sweep's progress on standard error; the last column gives way first."""
     fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
-    return Progress(
+    with Progress(
         TextColumn("{task.description:7}", table_column=fixed.copy()), BarColumn(12),
         MofNCompleteColumn(table_column=fixed.copy()), TimeRemainingColumn(table_column=fixed.copy()),
         TextColumn("{task.fields[note]}", table_column=rest, markup=False),
         console=err, expand=True, disable=not shown,
-    )  # fmt: skip
+    ) as progress:  # fmt: skip
+        yield Bar(progress)
 
 
-def leave(number: int, frame: FrameType | None = None) -> None:
-    """Leave at once with a signal's exit code."""
-    raise SystemExit(128 + number)
+def show_bands(derived: Derived) -> None:
+    """Print the bands, and what each arm's best would do."""
+    show(*bands_sheets(derived))
+    note(uncovered_note(derived))
 
 
-@contextmanager
-def on_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM."""
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def tuning_of(
+    db: str, again: str, as_json: bool, tell: Callable[[Tuned], None] = lambda tuned: None
+) -> Tuning:
+    """Return what tunes into a database and speaks here; `again` says what to do once it was stopped."""
 
+    @contextmanager
+    def listen() -> Iterator[Callable[[], bool]]:
+        with stop_on_signals() as came:
+            try:
+                yield lambda: bool(came())
+            except Stopped:
+                note(f"stopped cleanly; every finished round is in {Place.of(db).location}. {again}")
+                raise SystemExit(128 + came()) from None
 
-@contextmanager
-def stop_on_signals() -> Iterator[Callable[[], int]]:
-    """Turn SIGINT and SIGTERM into a question: the signal that came, or 0. A second one ends at once."""
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if came:
-            leave(number)
-        came.append(number)
-
-    with on_signals(note):
-        yield lambda: came[0] if came else 0
+    return Tuning(db, listen, lambda: progress_bar(not as_json), note, tell)
 
 
 @app.command()
@@ -294,137 +226,18 @@ def sweep(
     device = detect()
     plans = plan_sweeps(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
                         max_regret=max_regret, samples=samples, l2=l2, seed=seed)  # fmt: skip
+
+    def tell(tuned: Tuned) -> None:
+        if as_json:
+            print_json(tuned.to_dict())
+        else:
+            show_bands(tuned.derived)
+            say("\n".join((*tuned.notes, f"database: {tuned.where}")))
+
+    tuning = tuning_of(db, "Run the same command to resume.", as_json, tell)
     ranks, first = Ranks.of(os.environ), plans[0]
     with open_bench(first.seam.name, first.target, first.protocol.l2, device=ranks.local) as bench:
-        if ranks.size > 1:
-            sweep_in_group(ranks, plans, bench, device.free_bytes, vram_budget, db, new, probe, as_json)
-            return
-        budget = VramBudget.parse(vram_budget, device.free_bytes)
-        for plan in plans:
-            require_room(plan, bench, budget)
-
-        def bench_of(plan: SweepPlan) -> Racing:
-            return bench if plan.target == "c" else AheadBench(bench, bench, plan.variants_of)
-
-        race(plans, bench_of, budget, db, new, probe, as_json, bench.seconds)
-
-
-def sweep_in_group(
-    ranks: Ranks, plans: Sequence[SweepPlan], bench: RemoteBench, free_bytes: int, vram_budget: str, db: str,
-    new: bool, probe: bool | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Lead the group as rank 0, which owns database and terminal; as another rank follow in silence."""
-    if len(plans) > 1:
-        names = ", ".join(plan.seam.name for plan in plans)
-        raise ConfigError(
-            f"{ranks.size} ranks tune one seam together, not {len(plans)}; add --seam with one of {names}"
-        )
-    station = Station(plans[0].fingerprint, free_bytes)
-    with open_mail(ranks) as mail:
-        if ranks.rank:
-            with stop_on_signals():  # rank 0 hears it too and decides
-                follow(bench, bench, mail, station)
-            return
-        with GroupBench(bench, bench, mail) as lead:
-            budget = VramBudget.parse(vram_budget, lead.meet(station))
-            require_room(plans[0], lead, budget)
-            race(plans, lambda plan: lead, budget, db, new, probe, as_json, bench.seconds, lead.publish)
-
-
-def race(
-    plans: Sequence[SweepPlan], bench_of: Callable[[SweepPlan], Racing], budget: VramBudget, db: str,
-    new: bool, probe: bool | None, as_json: bool, seconds: dict[str, float],
-    publish: Callable[[DispatchTable], object] = lambda table: None,
-) -> None:  # fmt: skip
-    """Run plans one after another, remember them, and derive the bands of each."""
-    failed: list[BaseException] = []
-    with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
-        for plan in plans if new else not_ended(store, plans):
-            with progress_bar(not as_json) as progress, conditions_reader(plan.target) as read:
-                bar, stop, racing = Bar(progress), lambda: bool(came()), bench_of(plan)
-                tools, watch = (store, racing, budget, racing.compile_all), (stop, bar, read)
-                wanted = plan.target != "c" if probe is None else probe
-                prober = probing(plan, tools, watch) if wanted else None
-                result = Sweep(plan, *tools, *watch).run(new=new, probe=prober)
-            try:
-                finish(store, plan, result, came(), as_json, seconds, publish)
-            except (SystemExit, NoBands, TooFewSamples) as error:
-                if came() or len(plans) == 1:
-                    raise
-                failed.append(error)
-                note(f"no bands of {plan.seam.name} ({error}); the seams after it go on")
-            seconds.clear()  # each seam's own
-    if failed:
-        raise failed[0]
-
-
-def probing(
-    plan: SweepPlan,
-    tools: tuple[Repository, Bench, VramBudget, CompileAll],
-    watch: tuple[Callable[[], bool], Bar, Reader],
-) -> Callable[[int], None]:
-    """Return what probes the edges between the bands of a measured sweep."""
-
-    def probe(sweep_id: int) -> None:
-        def derived() -> Derived:
-            return derive_stored(tools[0], tools[0].sweep(sweep_id), plan.max_regret)
-
-        Prober(tools[0].record(sweep_id), *tools, derived, *watch).run(sweep_id)
-
-    return probe
-
-
-def not_ended(store: Repository, plans: Sequence[SweepPlan]) -> Sequence[SweepPlan]:
-    """Return the seams of a family that have no complete sweep yet; once all have, all are swept again."""
-    ended = {sweep.record.digest for sweep in store.sweeps() if sweep.state is SweepState.COMPLETE}
-    left = [plan for plan in plans if plan.record().digest not in ended]
-    if left and len(left) < len(plans):
-        note(f"{len(plans) - len(left)} of {len(plans)} seams are complete; --new sweeps them again")
-    return left or plans
-
-
-def finish(
-    store: Repository, plan: SweepPlan, result: SweepResult, came: int, as_json: bool,
-    seconds: dict[str, float], publish: Callable[[DispatchTable], object],
-) -> None:  # fmt: skip
-    """Derive and keep the bands of a sweep that ended, print them, and leave with the right code."""
-    where = store.place.location
-    if result.state is SweepState.INTERRUPTED:
-        note(f"stopped cleanly; every finished round is in {where}. Run the same command to resume.")
-        raise SystemExit(128 + came)
-    try:
-        derived = derive_stored(store, store.sweep(result.sweep_id), plan.max_regret)
-    except (NoBands, TooFewSamples) as error:
-        note(f"the measurements are kept in {where}")
-        if result.state is SweepState.INCOMPLETE:
-            fail(f"the sweep is incomplete: {error}", INCOMPLETE)
-        raise
-    note(keep(store, derived.table))
-    if result.state is SweepState.COMPLETE:
-        publish(derived.table)
-    if as_json:
-        print_json({"sweep": result.sweep_id, "state": result.state.value, "db": where, "seconds": seconds,
-                    "missing": result.missing, "table": derived.table.to_dict()})  # fmt: skip
-    else:
-        show_bands(derived)
-        counts = store.counts(result.sweep_id)
-        say(report.outcomes(counts.measured, counts.failures))
-        say(f"{report.phases(seconds)}\ndatabase: {where}")
-    if result.state is SweepState.INCOMPLETE:
-        fail(f"the sweep is incomplete, run it again; no band covers {'; '.join(result.missing)}", INCOMPLETE)
-
-
-def show_bands(derived: Derived) -> None:
-    """Print the bands, and what each arm's best would do."""
-    show(report.bands_sheet(derived.table))
-    show(report.arms_sheet(derived))
-    if (shipped := beside_sheet(derived)) is not None:
-        show(shipped)
-    if naive := naive_cutovers(derived):
-        show(naive_sheet(naive))
-    if any(edge.probes for edge in derived.edges):
-        show(report.edges_sheet(derived))
-    note("\n".join(f"no band covers {reason}" for reason in derived.missing.values()))
+        tune(tuning, plans, bench, device.free_bytes, vram_budget, ranks=ranks, new=new, probe=probe)
 
 
 @app.command()
@@ -433,35 +246,11 @@ def probe(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure between a sweep's token counts where the choice changes, until each edge is exact."""
-    device = detect()
-    with Repository.open(db) as store, exclusive(db), stop_on_signals() as came:
-        stored = chosen_sweep(store, sweep_id)
-        record = require_same(stored.record, device)
-
-        def derived() -> Derived:
-            return derive_stored(store, store.sweep(stored.id), max_regret)
-
-        budget, stop = VramBudget.parse(vram_budget, device.free_bytes), lambda: bool(came())
-        l2 = str(record.protocol.get("l2", "warm"))
-        try:
-            with (
-                open_bench(record.seam, record.target, l2) as bench,
-                progress_bar(not as_json) as progress,
-                conditions_reader(record.target) as read,
-            ):
-                how = (record, store, bench, budget, bench.compile_all)
-                Prober(*how, derived, stop, Bar(progress), read).run(stored.id)
-        except Stopped:
-            note(
-                f"stopped cleanly; every finished round is in {store.place.location}. Run it again to go on."
-            )
-            raise SystemExit(128 + came()) from None
-        found = derived()
-        note(keep(store, found.table))
-        where = store.place.location
+    tuning, where = tuning_of(db, "Run it again to go on.", as_json), Place.of(db).location
+    number, found = tuning.probe(detect(), sweep_id, max_regret, vram_budget)
     if as_json:
         edges = [edge.to_data() for edge in found.edges]
-        print_json({"sweep": stored.id, "db": where, "edges": edges, "table": found.table.to_dict()})
+        print_json({"sweep": number, "db": where, "edges": edges, "table": found.table.to_dict()})
     else:
         show_bands(found)
         say(f"database: {where}")
@@ -474,15 +263,14 @@ def plan(
 ) -> None:  # fmt: skip
     """Forecast candidates, kernels, bytes and seconds of a sweep. Needs no GPU and writes nothing."""
     target, cores = target_of(gpu, None), os.cpu_count() or 1
-    figures = target.figures
+    bandwidth_gb_s, l2_bytes = target.figures.bandwidth_gb_s.value, target.figures.l2_bytes.value
     for made in plan_sweeps(target, sweep, model=model, seam=seam, tokens=tokens, l2=l2, here=False):
-        cost = forecast(made, cores, figures.bandwidth_gb_s.value, int(figures.l2_bytes.value or 0))
+        cost = forecast(made, cores, bandwidth_gb_s, int(l2_bytes or 0))
         if as_json:
             print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
             continue
-        counts = " ".join(map(str, made.token_counts))
-        say(f"{target.name}: {made.seam.name}, {made.seam.label(made.problem)}")
-        say(f"tokens {counts}, {made.protocol.samples} samples")
+        counts, label = " ".join(map(str, made.token_counts)), made.seam.label(made.problem)
+        say(f"{target.name}: {made.seam.name}, {label}\ntokens {counts}, {made.protocol.samples} samples")
         show(report.forecast_sheet(cost, cores))
 
 
@@ -504,22 +292,11 @@ def bands(
     terms = Terms(max_variants, batch_invariant, load_traffic(traffic) if traffic else None)
     today = load_incumbent(incumbent) if incumbent else None
     with Repository.open(db, readonly=not save) as store:
-        sweep = chosen_sweep(store, sweep_id)
-        derived = derive_stored(store, sweep, max_regret, incumbent=today, terms=terms)
+        chosen = chosen_sweep(store, sweep_id)
+        derived = derive_stored(store, chosen, max_regret, incumbent=today, terms=terms)
         note(keep(store, derived.table) if save else "")
     if as_json:
-        costs: dict[str, list[Any]] = {}
-        if pareto:
-            costs = {
-                "front": derived.chosen.front(),
-                "gain": gains(derived),
-                "naive": naive_cutovers(derived),
-            }
-        found = {name: [asdict(each) for each in rows] for name, rows in costs.items()}
-        ships = beside(derived)
-        if any(row.shipped for row in ships):
-            found["shipped"] = [row.to_dict() for row in ships]
-        print_json({**derived.table.to_dict(), **found})
+        print_json(bands_dict(derived, pareto=pareto))
     else:
         show_bands(derived)
         show(report.front_sheet(derived))
@@ -557,12 +334,10 @@ def export_command(
     seam: TableSeam = None, problem: TableProblem = None, force: Force = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write the newest table as files to check in, and its manifest; the same table gives the same bytes."""
-    names, table = formats_of(formats), load_measured(db, seam, problem)
-    written = [str(export(table, name, folder, force=force)) for name in names]
-    if wrong := refusals(table):
-        note(f"no manifest: {next(iter(wrong.values()))}")
-    else:
-        written.append(str(export_manifest(table, folder, force=force)))
+    names = formats_of(formats)
+    paths, missing = export_all(load_measured(db, seam, problem), names, folder, force=force)
+    note(missing)
+    written = [str(path) for path in paths]
     print_json(written) if as_json else say("\n".join(written))
 
 
@@ -576,37 +351,22 @@ def check(
     against, changed = load_measured(str(baseline)) if baseline else None, parse_passes(passes or ())
     with Repository.open(db, readonly=not save) as store:
         checked = check_tables(store, load_measured(str(table)) if table else None)
-        device, left_out, findings = detect(), [], [found for each in checked for found in each.findings]
-        findings += manifests_beside(table, checked[0].table) if table else []
-        for each in checked:
-            if reason := "--no-measure" if no_measure else elsewhere(each.table, device):
-                left_out.append(f"not measured again: {reason}")
-                findings += gate(store, each, against, tolerance)
-                continue
-            findings += other_problem(each.table, against) if against else []
-            findings += timed_again(each.table, then_of(store, each, against), tolerance, as_json, changed)
-        done = Check(findings, left_out)
+        device, beside = detect(), manifests_beside(table, checked[0].table) if table else []
+
+        def timed(each: DispatchTable, then: Then) -> list[Finding]:
+            here, named = fingerprint_for(each, changed), (each.seam, each.target, l2_of(each))
+            with open_bench(*named, passes=changed) as bench, progress_bar(not as_json) as bar:
+                return remeasure(each, bench, bench.compile_all, tolerance, bar, then=then, here=here)
+
+        reason = partial(elsewhere, device=device) if not no_measure else lambda _: "--no-measure"
+        done = finish(store, checked, against, tolerance, reason, timed, beside)
         if save:
             save_runs(store, checked, done)
     for path, text in ((junit, check_files.junit), (markdown, check_files.markdown)):
         if path:
             write(path, text(done), lambda _: True, force=True)
-    if as_json:
-        print_json(done.to_dict())
-    for sheet in () if as_json else report.check_sheets(done):
-        show(sheet)
+    print_json(done.to_dict()) if as_json else show(*report.check_sheets(done))
     raise SystemExit(done.exit_code)
-
-
-def timed_again(
-    table: DispatchTable, then: Then, tolerance: float, quiet: bool, passes: Passes
-) -> list[Finding]:
-    """Time a table's choices on this machine, which is its device."""
-    here = fingerprint(known_seam(table.seam), table.target, passes)
-    named = table.seam, table.target, l2_of(table)
-    with open_bench(*named, passes=passes) as bench, progress_bar(not quiet) as progress:
-        bar = Bar(progress)
-        return remeasure(table, bench, bench.compile_all, tolerance, bar, then=then, here=here)
 
 
 @app.command()
@@ -615,46 +375,36 @@ def diff(before: Before, after: After, as_json: Json = False) -> None:
     compared = diff_tables(before, after)
     if as_json:
         print_json([each.to_dict() for each in compared])
-    for each in () if as_json else compared:
-        lines = sentences(each.found) if each.found else [f"only in {each.only_in}"]
-        verdict = "every token count is answered alike" if each.same else "they answer differently"
-        show(report.difference_sheet(each.name, [*lines, verdict]))
-    raise SystemExit(0 if same(compared) else DISAGREES)
+    else:
+        show(*(report.difference_sheet(each.name, each.lines) for each in compared))
+    raise SystemExit(0 if all(each.same for each in compared) else DISAGREES)
 
 
 @app.command("merge")
 def merge_command(target: Target, sources: Sources, as_json: Json = False) -> None:
     """Write all sweeps of several databases into one file; the order changes nothing. 1: with conflicts."""
-    merged = merge(target, sources)
-    rows = [(f"{s.key[0]:%Y-%m-%d %H:%M:%S}", s.gpu_name, s.trials, s.tables, " ".join(s.places))
-            for s in merged.sweeps]  # fmt: skip
+    merged, where = merge(target, sources), Place.of(target).location
     if as_json:
-        print_json({"digest": merged.digest, "changed": merged.changed, "sweeps": rows,
-                    "conflicts": merged.conflicts, "db": Place.of(target).location})  # fmt: skip
+        print_json({**merged.to_dict(), "db": where})
     else:
-        show(report.merged_sheet(rows, target))
-        say("\n".join((*(f"conflict: {each}" for each in merged.conflicts), f"content {merged.digest[:12]}")))
-        say(f"database: {Place.of(target).location}" + ("" if merged.changed else " (held all of it before)"))
+        show(report.merged_sheet([sweep.row for sweep in merged.sweeps], target))
+        held = "" if merged.changed else " (held all of it before)"
+        say("\n".join((*merged.lines, f"database: {where}{held}")))
     raise SystemExit(DISAGREES if merged.conflicts else 0)
 
 
 @app.command()
 def replay(source: Recording, table: Kept = None, as_json: Json = False) -> None:
     """Derive bands again from a recording's or a database's samples; 1: not the kept table to the byte."""
-    kept = load_measured(str(table)) if table else None
-    if source.endswith(".jsonl") or source in recorded_names():
-        replayed = [replay_recording(source, kept)]
-    else:
-        with Repository.open(source, readonly=True) as store:
-            replayed = replay_database(store, kept)
+    replayed = replay_samples(source, load_measured(str(table)) if table else None)
     done = Check([each.finding for each in replayed if each.finding])
     if as_json:
         tables = [each.derived.table.to_dict() for each in replayed]
         print_json({"tables": tables, "findings": done.to_dict()["findings"]})
-    for each in () if as_json else replayed:
-        show_bands(each.derived)
-    for sheet in report.check_sheets(done) if done.findings and not as_json else ():
-        show(sheet)
+    else:
+        for each in replayed:
+            show_bands(each.derived)
+        show(*(report.check_sheets(done) if done.findings else ()))
     if table and not replayed:
         fail(f"{source} holds no table of the seam, problem and device of {table}", MISSING)
     raise SystemExit(done.exit_code if done.findings else 0)
@@ -681,10 +431,9 @@ def db_verify(db: Db = DB) -> None:
 
 
 _CODES: tuple[tuple[type[Exception], int], ...] = (
-    (ConfigError, 2), (ColdHost, 2), (BudgetError, 2),
-    (NoBands, MISSING), (NoArm, MISSING), (TooFewSamples, CANNOT_TELL),
-    (BenchLost, INCOMPLETE), (OtherDevice, OTHER_DEVICE),
-    (DatabaseError, UNUSABLE), (ExportError, UNUSABLE), (TableError, UNUSABLE),
+    (ConfigError, 2), (ColdHost, 2), (BudgetError, 2), (NoBands, MISSING), (NoArm, MISSING),
+    (TooFewSamples, CANNOT_TELL), (BenchLost, INCOMPLETE), (Incomplete, INCOMPLETE),
+    (OtherDevice, OTHER_DEVICE), (DatabaseError, UNUSABLE), (ExportError, UNUSABLE), (TableError, UNUSABLE),
 )  # fmt: skip
 
 

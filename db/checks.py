@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mhctune.autotuner.bands import NoBands
@@ -52,6 +52,31 @@ def gate(
         return [Finding(label(checked.table), "gate", Verdict.MISSING, sentence)]
     grid = store.sweep(checked.stored.sweep_id).record.token_counts
     return stored_gate(checked.table, baseline, store.trials(checked.stored.sweep_id), grid, tolerance)
+
+
+def finish(
+    store: Repository,
+    checked: Sequence[Checked],
+    baseline: DispatchTable | None,
+    tolerance: float,
+    elsewhere: Callable[[DispatchTable], str],
+    timed: Callable[[DispatchTable, Then], list[Finding]],
+    more: Sequence[Finding] = (),
+) -> Check:
+    """Add to what was found, and to `more`, whether each table is as fast as before and as a baseline.
+
+    `timed` measures a table's choices; where `elsewhere` says why it cannot, stored samples have to do.
+    """
+    findings, left_out = [found for each in checked for found in each.findings], []
+    findings += more
+    for each in checked:
+        if reason := elsewhere(each.table):
+            left_out.append(f"not measured again: {reason}")
+            findings += gate(store, each, baseline, tolerance)
+        else:
+            findings += other_problem(each.table, baseline) if baseline else []
+            findings += timed(each.table, then_of(store, each, baseline))
+    return Check(findings, left_out)
 
 
 def other_problem(table: DispatchTable, baseline: DispatchTable) -> list[Finding]:

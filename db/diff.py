@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mhctune.autotuner.check import label
-from mhctune.autotuner.difference import Difference, Side, difference
+from mhctune.autotuner.difference import Difference, Side, difference, sentences
 from mhctune.db.checks import kind_of
 from mhctune.db.engine import Place
 from mhctune.db.magic import is_sqlite
@@ -30,6 +30,12 @@ class Compared:
     def same(self) -> bool:
         """Whether both sides have it and answer every token count alike."""
         return self.found is not None and self.found.same
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What to show: each difference, then whether both answer alike."""
+        found = sentences(self.found) if self.found else [f"only in {self.only_in}"]
+        return *found, "every token count is answered alike" if self.same else "they answer differently"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-able data; a choice is its arm and config."""
@@ -71,8 +77,3 @@ def sides_of(target: str) -> dict[Kind, Side]:
         if not newest:
             raise TableError(f"{place}: {no_table(None, None)}; run `mhctune bands --save`")
         return {kind: Side(each.table, store.trials(each.sweep_id)) for kind, each in newest.items()}
-
-
-def same(compared: Sequence[Compared]) -> bool:
-    """Return whether nothing differs."""
-    return all(each.same for each in compared)

@@ -7,7 +7,8 @@ from mhctune.autotuner.probe import Device, fingerprint
 from mhctune.db.engine import Place
 from mhctune.db.repository import Repository
 from mhctune.db.tables import best, is_of, matching, no_table, only
-from mhctune.kernels.dispatch import DispatchTable, TableError
+from mhctune.kernels.compiler import Passes
+from mhctune.kernels.dispatch import DispatchTable, Fingerprint, TableError
 
 
 def load_measured(db: str, seam: str | None = None, problem_digest: str | None = None) -> DispatchTable:
@@ -18,6 +19,15 @@ def load_measured(db: str, seam: str | None = None, problem_digest: str | None =
         DatabaseError: the URL, or what it names, cannot be used.
     """
     return only(best(_stored(db, seam, problem_digest)), str(Place.of(db)))
+
+
+def fingerprint_for(table: DispatchTable, passes: Passes | None = None) -> Fingerprint:
+    """Return what this machine is for a table's seam and target, compiling with `passes` if some are given.
+
+    Raises:
+        ConfigError: the table's seam is unknown here.
+    """
+    return fingerprint(known_seam(table.seam), table.target, passes)
 
 
 def load_here(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mhctune.autotuner.check import Finding, Verdict, label
 from mhctune.autotuner.words import counted
-from mhctune.db.export import file_stem, is_json_with, write
+from mhctune.db.export import export, file_stem, is_json_with, write
 from mhctune.kernels.dispatch import DispatchTable, TableError
 from mhctune.kernels.legality import problem_of, refusals
 from mhctune.kernels.manifest import manifest_of
@@ -62,6 +62,20 @@ def export_manifest(table: DispatchTable, folder: str | Path, force: bool = Fals
     path = Path(folder) / (file_stem(table) + SUFFIX)
     write(path, _text(manifest_data(table)), _is_manifest, force)
     return path
+
+
+def export_all(
+    table: DispatchTable, formats: Sequence[str], folder: Path, force: bool = False
+) -> tuple[list[Path], str]:
+    """Write a table in some formats, then its manifest; return the paths, and why there is no manifest.
+
+    Raises:
+        ExportError: a file cannot be written, or is not one that mhctune wrote.
+    """
+    written = [export(table, name, folder, force=force) for name in formats]
+    if wrong := refusals(table):
+        return written, f"no manifest: {next(iter(wrong.values()))}"
+    return [*written, export_manifest(table, folder, force=force)], ""
 
 
 def agrees(table: DispatchTable, path: Path) -> Finding:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -34,6 +35,12 @@ class MergedSweep:
     tables: int
     places: tuple[str, ...]
 
+    @property
+    def row(self) -> tuple[str, str, int, int, str]:
+        """What to show of it, for `mhctune.autotuner.report.merged_sheet`."""
+        began = f"{self.key[0]:%Y-%m-%d %H:%M:%S}"
+        return began, self.gpu_name, self.trials, self.tables, " ".join(self.places)
+
 
 @dataclass(frozen=True)
 class Merged:
@@ -43,6 +50,16 @@ class Merged:
     sweeps: tuple[MergedSweep, ...]
     conflicts: tuple[str, ...]
     changed: bool
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What to show besides the sweeps: each conflict, then what the content is known by."""
+        return *(f"conflict: {each}" for each in self.conflicts), f"content {self.digest[:12]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-able data, a row a sweep."""
+        rows = [sweep.row for sweep in self.sweeps]
+        return {"digest": self.digest, "changed": self.changed, "sweeps": rows, "conflicts": self.conflicts}
 
 
 def merge(target: str | Path, sources: Sequence[str | Path]) -> Merged:

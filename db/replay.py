@@ -12,7 +12,7 @@ from mhctune.autotuner.edges import known_to
 from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.recording import replay as read_recording
 from mhctune.autotuner.terms import Terms
-from mhctune.configs.recorded import load_recorded
+from mhctune.configs.recorded import load_recorded, recorded_names
 from mhctune.db.checks import kind_of
 from mhctune.db.derivation import chosen_sweep, derive_again, derive_stored
 from mhctune.db.repository import Repository
@@ -54,6 +54,19 @@ def _others(kept: DispatchTable, again: DispatchTable) -> Iterable[str]:
     different = [key for key in keys if mine["evidence"].get(key, ...) != theirs["evidence"].get(key, ...)]
     if different:
         yield f"evidence ({', '.join(different)})"
+
+
+def replay(source: str, kept: DispatchTable | None = None) -> list[Replayed]:
+    """Derive bands again from a recording (a `.jsonl` file or a name of one), or else from a database.
+
+    Raises:
+        as `replay_recording` and `replay_database`.
+        DatabaseError: the database cannot be read.
+    """
+    if source.endswith(".jsonl") or source in recorded_names():
+        return [replay_recording(source, kept)]
+    with Repository.open(source, readonly=True) as store:
+        return replay_database(store, kept)
 
 
 def replay_recording(name_or_path: str | Path, kept: DispatchTable | None = None) -> Replayed:

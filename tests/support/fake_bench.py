@@ -29,6 +29,7 @@ class FakeBench:
     entered: list[tuple[int, int]] = field(default_factory=list)
     launched: list[int] = field(default_factory=list)
     compiled: tuple[Variant, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
 
     def compile_all(self, variants: Sequence[Variant], tell: Callable[[int, int], None]) -> None:
