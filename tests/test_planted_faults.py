@@ -128,20 +128,11 @@ def test_a_planted_fault_is_caught(
 ) -> None:
     problem = replace(Problem(HIDDEN), **catch.changes)
     assert all(d.ok for d in deviations(problem, catch.regime, seed).values()), "wrong without the fault"
+    # A name misspelt in the list or in the plain version would be no fault, and would not be caught.
     found = deviations(problem, catch.regime, seed, catch.fault)[catch.output]
     times = found.error / found.bound
     record_property("fault", (catch.fault, catch.label, catch.output, f"{times:.3g} x bound"))
     assert not found.ok, str(found)
-
-
-def test_every_fault_of_the_plain_version_is_on_the_list() -> None:
-    """A name misspelt on either side would be a fault that is never planted."""
-    problem = Problem(HIDDEN)
-    for catch in CATCHES:
-        problem = replace(Problem(HIDDEN), **catch.changes)
-        inputs = SEAM.inputs(problem, TOKENS, 1, "cpu", catch.regime)
-        right, wrong = run(problem, inputs), run(problem, inputs, catch.fault)
-        assert not torch.equal(right[catch.output], wrong[catch.output]), catch.fault
 
 
 PROBLEMS = {

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from plain import run
 
 from mhctune.kernels import forms
 from mhctune.kernels.forms import Form
 from mhctune.kernels.registry import SEAMS
-from mhctune.kernels.seam import Deviation, Problem
+from mhctune.kernels.seam import Deviation, Problem, Tensors
 
 HIDDEN, TOKENS = 256, 16
 FORMS = tuple(form for form in forms.FORMS if form is not forms.POST_PRE_DELAYED)
@@ -127,19 +128,30 @@ def problem_of(form: Form, fault: str) -> tuple[str, Problem]:
     return regime, form.canonical(replace(Problem(HIDDEN, **usual), **changes))
 
 
-def deviations(form: Form, regime: str, problem: Problem, seed: int, fault: str = "") -> list[Deviation]:
+def deviations(form: Form, regime: str, problem: Problem, seed: int) -> list[Deviation]:
     seam = SEAMS[form.name]
     inputs = seam.inputs(problem, TOKENS, seed, "cpu", regime)
-    return seam.check(problem, inputs, run(form, problem, inputs, fault))
+    return seam.check(problem, inputs, run(form, problem, inputs))
+
+
+@cache
+def right(form: Form, regime: str, problem: Problem) -> Tensors:
+    """Inputs with which the plain version without a fault is right; shared by the faults of a problem."""
+    seed = int.from_bytes(hashlib.sha256(f"{form.name} {regime} {problem}".encode()).digest()[:4], "big")
+    inputs = SEAMS[form.name].inputs(problem, TOKENS, seed, "cpu", regime)
+    found = SEAMS[form.name].check(problem, inputs, run(form, problem, inputs))
+    assert all(d.ok for d in found), "wrong without the fault"
+    return inputs
 
 
 @pytest.mark.parametrize(("form", "fault"), CASES, ids=lambda value: getattr(value, "name", value))
 def test_a_planted_fault_is_caught_where_the_list_says(
-    form: Form, fault: str, seed: int, record_property: Callable[[str, object], None]
+    form: Form, fault: str, record_property: Callable[[str, object], None]
 ) -> None:
     regime, problem = problem_of(form, fault)
-    assert all(d.ok for d in deviations(form, regime, problem, seed)), "wrong without the fault"
-    found = deviations(form, regime, problem, seed, fault)
+    inputs = right(form, regime, problem)
+    # A name misspelt in the list or in the plain version would be no fault, and would not be caught.
+    found = SEAMS[form.name].check(problem, inputs, run(form, problem, inputs, fault))
     if fault in SURVIVORS:
         assert all(d.ok for d in found)
         return
@@ -150,21 +162,15 @@ def test_a_planted_fault_is_caught_where_the_list_says(
     assert not worst.ok, "; ".join(map(str, found))
 
 
-def test_every_fault_on_the_list_changes_something(seed: int) -> None:
-    """A name misspelt on either side would be a fault that is never planted."""
-    for form, fault in CASES:
-        if fault not in SURVIVORS:
-            regime, problem = problem_of(form, fault)
-            inputs = SEAMS[form.name].inputs(problem, TOKENS, seed, "cpu", regime)
-            right, wrong = run(form, problem, inputs), run(form, problem, inputs, fault)
-            assert any(not torch.equal(right[name], wrong[name]) for name in right), (form.name, fault)
-
-
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_the_plain_version_without_a_fault_passes_in_every_regime(form: Form, seed: int) -> None:
+    flags = ({}, {"norm": False, "aux": True}, {"carried": False, "delayed": False})
+    problems = {
+        form.canonical(Problem(320, rms_eps=eps, norm_eps=eps, **changes)): None  # type: ignore[arg-type]
+        for changes in flags
+        for eps in (1e-6, 1e-20, 0.5)
+    }
     for regime in SEAMS[form.name].regimes:
-        for changes in ({}, {"norm": False, "aux": True}, {"carried": False, "delayed": False}):
-            for eps in (1e-6, 1e-20, 0.5):
-                problem = form.canonical(Problem(320, rms_eps=eps, norm_eps=eps, **changes))  # type: ignore[arg-type]
-                found = deviations(form, regime, problem, seed)
-                assert all(d.ok for d in found), "; ".join(str(d) for d in found if not d.ok)
+        for problem in problems:  # each once: a seam knows not every flag
+            found = deviations(form, regime, problem, seed)
+            assert all(d.ok for d in found), "; ".join(str(d) for d in found if not d.ok)
