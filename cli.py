@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -173,6 +173,12 @@ def print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=1, sort_keys=True, default=str) + "\n")
 
 
+def print_documents(documents: Sequence[Mapping[str, Any]], seams: int) -> None:
+    """Print one document of JSON, of the seam or of all seams of a family; nothing if there is none."""
+    if documents:
+        print_json(documents[0] if seams == 1 else documents)
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Print one error and leave with its documented exit code."""
     err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
@@ -227,17 +233,22 @@ def sweep(
     plans = plan_sweeps(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
                         max_regret=max_regret, samples=samples, l2=l2, seed=seed)  # fmt: skip
 
+    documents: list[dict[str, Any]] = []
+
     def tell(tuned: Tuned) -> None:
         if as_json:
-            print_json(tuned.to_dict())
+            documents.append(tuned.to_dict())
         else:
             show_bands(tuned.derived)
             say("\n".join((*tuned.notes, f"database: {tuned.where}")))
 
     tuning = tuning_of(db, "Run the same command to resume.", as_json, tell)
     ranks, first = Ranks.of(os.environ), plans[0]
-    with open_bench(first.seam.name, first.target, first.protocol.l2, device=ranks.local) as bench:
-        tune(tuning, plans, bench, device.free_bytes, vram_budget, ranks=ranks, new=new, probe=probe)
+    try:
+        with open_bench(first.seam.name, first.target, first.protocol.l2, device=ranks.local) as bench:
+            tune(tuning, plans, bench, device.free_bytes, vram_budget, ranks=ranks, new=new, probe=probe)
+    finally:
+        print_documents(documents, len(plans))
 
 
 @app.command()
@@ -264,14 +275,18 @@ def plan(
     """Forecast candidates, kernels, bytes and seconds of a sweep. Needs no GPU and writes nothing."""
     target, cores = target_of(gpu, None), os.cpu_count() or 1
     bandwidth_gb_s, l2_bytes = target.figures.bandwidth_gb_s.value, target.figures.l2_bytes.value
-    for made in plan_sweeps(target, sweep, model=model, seam=seam, tokens=tokens, l2=l2, here=False):
+    plans = plan_sweeps(target, sweep, model=model, seam=seam, tokens=tokens, l2=l2, here=False)
+    documents: list[dict[str, Any]] = []
+    for made in plans:
         cost = forecast(made, cores, bandwidth_gb_s, int(l2_bytes or 0))
         if as_json:
-            print_json({"gpu": target.name, "token_counts": made.token_counts, **asdict(cost)})
+            named = {"gpu": target.name, "seam": made.seam.name, "token_counts": made.token_counts}
+            documents.append({**named, **asdict(cost)})
             continue
         counts, label = " ".join(map(str, made.token_counts)), made.seam.label(made.problem)
         say(f"{target.name}: {made.seam.name}, {label}\ntokens {counts}, {made.protocol.samples} samples")
         show(report.forecast_sheet(cost, cores))
+    print_documents(documents, len(plans))
 
 
 @app.command()

@@ -187,9 +187,10 @@ class Tuning:
         return stored.id, derived
 
     def _left(self, store: Repository, plans: Sequence[SweepPlan]) -> Sequence[SweepPlan]:
-        """Return the seams of a family without a complete sweep; once all have one, all are swept again."""
-        ended = {sweep.record.digest for sweep in store.sweeps() if sweep.state is SweepState.COMPLETE}
-        left = [plan for plan in plans if plan.record().digest not in ended]
+        """Return the seams of a family whose newest sweep is not complete; once all are, all seams again."""
+        # The store tells the newest first.
+        states = {sweep.record.digest: sweep.state for sweep in reversed(store.sweeps())}
+        left = [plan for plan in plans if states.get(plan.record().digest) is not SweepState.COMPLETE]
         if left and len(left) < len(plans):
             done = len(plans) - len(left)
             self.note(f"{done} of {len(plans)} seams are complete; --new sweeps them again")

@@ -132,6 +132,10 @@ def test_a_family_of_seams_is_tuned_into_one_database(tmp_path: Path) -> None:
         assert f"{model} measured, 0 failed" in ran.out
         looked = mhctune(tmp_path, "lookup", "2", "--seam", seam)
         assert looked.code == 0, looked.err
+    planned = mhctune(tmp_path, "plan", "--sweep", "family.toml", "--json").json
+    assert [each["seam"] for each in planned] == ["collapse", "pre"]
+    told = mhctune(tmp_path, "sweep", "--sweep", "family.toml", "--json").json
+    assert [each["table"]["seam"] for each in told] == ["collapse", "pre"]
     (tmp_path / "family.toml").write_text(FAMILY.replace("block_m", "block_n"))
     ran = mhctune(tmp_path, "sweep", "--sweep", "family.toml")
     assert ran.code == 2

@@ -151,6 +151,18 @@ def test_what_is_complete_is_left_out_until_all_is_or_unless_it_is_new(
     assert sum("are complete" in text for text in witness.heard) == 1
 
 
+def test_a_second_pass_that_was_stopped_goes_on_with_the_seam_it_was_stopped_in(
+    tuning: Tuning, plans: tuple[SweepPlan, ...], witness: Witness
+) -> None:
+    tuning.run(plans, racing(witness, FakeBench()))
+    witness.questions = 3
+    with pytest.raises(Stopped):
+        tuning.run(plans, racing(witness, FakeBench()))
+    witness.questions = 10**9
+    tuning.run(plans, racing(witness, FakeBench()))
+    assert [tuned.result.sweep_id for tuned in witness.told] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "said"),
     [
