@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 
-TYPE_CHECKING = False  # as type checkers read it: importing typing takes 2 ms of the 30
+# As type checkers read it. Importing typing would add 2.6 ms of CPU time to the 29 that importing
+# `mhctune.db.tables` takes (medians of 25 processes, bytecode kept).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
