@@ -372,23 +372,32 @@ def test_the_environment_names_the_database(measured: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_edges_are_probed_for_real_and_the_table_replays(tmp_path: Path) -> None:
-    """On the processor: one row of tokens a program, or eight; a sweep without probes, then the command."""
+    """On the processor: one row of tokens a program, or eight; a sweep without probes, then the command.
+
+    The sweep's own samples are made to cross, which the noise of a busy machine may not let them; the probes
+    are real, whatever they say.
+    """
     pair = TINY.replace("[1, 2]", "[1, 16]").replace("max_regret = 0.9", "max_regret = 0.05")
     pair = pair.format(extra="").split("[space.c.unfused]")[0].replace("block_m = [1]", "block_m = [1, 8]")
     (tmp_path / "pair.toml").write_text(pair)
     assert mhctune(tmp_path, "sweep", "--sweep", "pair.toml").code == 0
     assert "probed" not in mhctune(tmp_path, "status").out  # without a GPU only when asked
-    before = mhctune(tmp_path, "lookup", "1", "--json").json
+    with closing(sqlite3.connect(tmp_path / "mhctune.db")) as database, database:
+        rows = "SELECT t.id, t.num_tokens, c.config FROM trials t JOIN candidates c ON c.id = t.candidate_id"
+        for trial, tokens, config in database.execute(rows).fetchall():
+            ahead = (tokens == 1) == (json.loads(config)["block_m"] == 1)
+            for table in ("samples", "twins"):
+                change = f"UPDATE {table} SET latency_us = ? WHERE trial_id = ?"
+                database.execute(change, (100.0 if ahead else 300.0, trial))
     ran = mhctune(tmp_path, "probe", "--json")
     assert ran.code == 0, ran.err
     (edge,) = ran.json["edges"]
-    assert (edge["before"], edge["above"], before["last"]) == (1, 16, 1)
-    probed = [probe["num_tokens"] for probe in edge["probed"]]
-    assert edge["state"] in ("exact", "inside the noise")  # the latter without a probe on a busy machine
-    assert set(probed[:1]) <= {8}
+    assert (edge["before"], edge["above"]) == (1, 16)
+    assert edge["probed"][0]["num_tokens"] == 8
+    assert edge["state"] in ("exact", "inside the noise")
     assert 1 <= edge["last"] <= 15
     assert [band["last"] for band in ran.json["table"]["bands"]] == [edge["last"], 16]
-    assert ("edges between bands" in mhctune(tmp_path, "bands").out) == bool(probed)
+    assert "edges between bands" in mhctune(tmp_path, "bands").out
     assert mhctune(tmp_path, "check", "--no-measure").code == 0
     assert mhctune(tmp_path, "replay", "mhctune.db").code == 0
     assert mhctune(tmp_path, "probe", "--json").json["edges"] == [edge]  # nothing is left to measure
