@@ -122,12 +122,13 @@ def newest(database: Path) -> tuple[StoredSweep, list[Trial], DispatchTable]:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_five_times_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_sweep_of_real_kernels_killed_twice_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    """Random moments are the matter of the fifty kills below: there a kill costs no start of a process."""
     whole, cut = tmp_path / "whole.db", tmp_path / "cut.db"
     run_to_the_end(whole)
     total = stored_samples(whole)
     rng = random.Random(20261129)
-    assert all([kill_after(cut, rng.randint(1, total // 9), rng.uniform(0, 0.005)) for _ in range(5)])
+    assert all([kill_after(cut, rng.randint(1, total // 4), rng.uniform(0, 0.005)) for _ in range(2)])
     left = stored_samples(cut)
     assert 0 < left < total
     run_to_the_end(cut)
@@ -239,7 +240,7 @@ SWEEP = """
 name = "tiny"
 about = "long enough to be interrupted"
 token_counts = [1, 2]
-samples = 400
+samples = 150
 max_regret = 0.9
 
 [space.c.fused]
@@ -273,12 +274,12 @@ def test_a_signal_stops_the_command_cleanly_and_the_same_command_completes_it(
     with Repository.open(database) as store:
         assert [s.state for s in store.sweeps()] == [SweepState.INTERRUPTED]
     before = stored_samples(database)
-    assert 20 <= before < 800
+    assert 20 <= before < 300
 
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert '"state": "complete"' in done.stdout
-    # 400 rounds and 15 to confirm, of one candidate at two token counts.
-    assert stored_samples(database) == 830
+    # 150 rounds and 15 to confirm, of one candidate at two token counts.
+    assert stored_samples(database) == 330
     with Repository.open(database) as store:
         assert [s.state for s in store.sweeps()] == [SweepState.COMPLETE]
