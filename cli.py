@@ -244,6 +244,8 @@ def sweep(
 
     tuning = tuning_of(db, "Run the same command to resume.", as_json, tell)
     ranks, first = Ranks.of(os.environ), plans[0]
+    if not ranks.rank:  # who owns the database
+        tuning.check()
     try:
         with open_bench(first.seam.name, first.target, first.protocol.l2, device=ranks.local) as bench:
             tune(tuning, plans, bench, device.free_bytes, vram_budget, ranks=ranks, new=new, probe=probe)

@@ -28,6 +28,7 @@ from mhctune.autotuner.sweep import CompileAll, Sweep, SweepResult, Watcher, req
 from mhctune.autotuner.worker import RemoteBench
 from mhctune.db.counts import Counts
 from mhctune.db.derivation import chosen_sweep, derive_stored, keep
+from mhctune.db.engine import Place
 from mhctune.db.lock import exclusive
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import DispatchTable
@@ -131,6 +132,17 @@ class Tuning:
     watch: Callable[[], AbstractContextManager[Watcher]]
     note: Callable[[str], object]
     tell: Callable[[Tuned], object] = lambda tuned: None
+
+    def check(self) -> None:
+        """Refuse a database that cannot be tuned into, before a worker starts for it (8 s on a GPU's host).
+
+        Raises:
+            DatabaseError: why.
+        """
+        place = Place.of(self.db)
+        place.require_writable()
+        if not place.awaits_writing:  # a journal to roll back, which only a writer may
+            Repository.open(self.db, readonly=True).close()
 
     def run(
         self, plans: Sequence[SweepPlan], racing: Racing, *, new: bool = False, probe: bool | None = None

@@ -300,3 +300,15 @@ def test_progress_counts_trials_and_names_the_best(plans: tuple[SweepPlan, ...])
     compiled, raced = display.lines.values()
     assert (compiled["done"], compiled["total"], raced["done"], raced["total"]) == (1, 4, 5, 9)
     assert raced["note"].startswith(f"4 tokens, best 7.0 us: {first.arm} ")
+
+
+def test_a_database_that_cannot_be_tuned_into_is_refused_before_a_worker_starts(
+    tuning: Tuning, tmp_path: Path, db: str
+) -> None:
+    tuning.check()
+    assert not Path(db).exists()
+    Path(db).write_text("no database")
+    with pytest.raises(DatabaseError, match="is no SQLite database"):
+        tuning.check()
+    with pytest.raises(DatabaseError, match="no folder"):
+        replace(tuning, db=str(tmp_path / "none" / "tuned.db")).check()
