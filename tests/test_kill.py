@@ -122,13 +122,13 @@ def newest(database: Path) -> tuple[StoredSweep, list[Trial], DispatchTable]:
 
 
 @pytest.mark.slow
-def test_a_sweep_of_real_kernels_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    """Random moments are the matter of the kills below: there a kill costs no start of a process."""
+def test_a_sweep_of_real_kernels_killed_twice_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    """Random moments are the matter of the fifty kills below: there a kill costs no start of a process."""
     whole, cut = tmp_path / "whole.db", tmp_path / "cut.db"
     run_to_the_end(whole)
     total = stored_samples(whole)
     rng = random.Random(20261129)
-    assert all([kill_after(cut, rng.randint(1, total // 4), rng.uniform(0, 0.005)) for _ in range(1)])
+    assert all([kill_after(cut, rng.randint(1, total // 4), rng.uniform(0, 0.005)) for _ in range(2)])
     left = stored_samples(cut)
     assert 0 < left < total
     run_to_the_end(cut)
@@ -179,13 +179,10 @@ def stored(database: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_lose_at_most_the_round_that_was_running(tmp_path: Path) -> None:
-    """Real races and a real database at some 3,000 timings a second, killed at random moments (seeded).
-
-    Fifteen times, or as often as MHCTUNE_KILLS says: fifty take 72 s.
-    """
+def test_fifty_kills_lose_at_most_the_round_that_was_running(tmp_path: Path) -> None:
+    """Real races and a real database at some 3,000 timings a second, killed at random moments (seeded)."""
     whole, cut = tmp_path / "whole.db", tmp_path / "cut.db"
-    rng, kills, lost = random.Random(20261129), int(os.environ.get("MHCTUNE_KILLS", "15")), 0
+    rng, kills, lost = random.Random(20261129), 50, 0
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"}
     with subprocess.Popen(
         [sys.executable, ROOT / "tests" / "support" / "killable.py"],
@@ -216,7 +213,7 @@ def test_kills_at_random_moments_lose_at_most_the_round_that_was_running(tmp_pat
         begin(cut, tmp_path / "last.log")
         assert server.stdout.readline() == "0\n"
         server.stdin.close()
-    assert lost >= kills // 5  # so the kills hit rounds, not only what lies between them
+    assert lost >= 10  # so the kills hit rounds, not only what lies between them
 
     sweep, trials, table = newest(cut)
     _, uncut, expected = newest(whole)
@@ -278,8 +275,6 @@ def test_a_signal_stops_the_command_cleanly_and_the_same_command_completes_it(
         assert [s.state for s in store.sweeps()] == [SweepState.INTERRUPTED]
     before = stored_samples(database)
     assert 20 <= before < 300
-    if number == signal.SIGINT:
-        return  # what resumes is the same command; once is enough
 
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
