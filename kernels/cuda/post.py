@@ -64,7 +64,10 @@ def combine_streams(new_x, old, coefficients, streams, values, part, row, vec):
                     coefficients[row, 4 + 4 * i + j], T.cast(old[part, i, v], "float32"), values[row, j, v],
                     "rn",
                 )  # fmt: skip
+        # Vectorised, two conversions are one instruction of an eighth of the time (F2FP, not F2F).
+        for v in T.vectorized(vec):
             streams[j, v] = T.cast(values[row, j, v], "bfloat16")
+        for v in T.unroll(vec):
             values[row, j, v] = T.cast(streams[j, v], "float32")
 
 
@@ -89,6 +92,7 @@ def collapse_streams(values, mix_in, layer_input, row, token, first, vec):
         total[v] = mix_in[row, 0] * values[row, 0, v]
         for j in T.unroll(3):
             total[v] = T.ieee_fmaf(mix_in[row, j + 1], values[row, j + 1, v], total[v], "rn")
+    for v in T.vectorized(vec):
         rounded[v] = T.cast(total[v], "bfloat16")
     for v in T.vectorized(vec):
         layer_input[token, first + v] = rounded[v]

@@ -35,11 +35,13 @@ def store_terms(weights, terms, parts, threads, width):
     thread = T.get_thread_binding()
     term = T.alloc_local((3, 4), "bfloat16")
     for part in T.unroll(parts):
-        for v in T.unroll(4):
-            term[0, v] = T.cast(weights[part, v], "bfloat16")
-            weights[part, v] = weights[part, v] - T.cast(term[0, v], "float32")
-            term[1, v] = T.cast(weights[part, v], "bfloat16")
-            weights[part, v] = weights[part, v] - T.cast(term[1, v], "float32")
+        # Vectorised, two conversions are one instruction of an eighth of the time (F2FP, not F2F).
+        for i in T.unroll(2):
+            for v in T.vectorized(4):
+                term[i, v] = T.cast(weights[part, v], "bfloat16")
+            for v in T.unroll(4):
+                weights[part, v] = weights[part, v] - T.cast(term[i, v], "float32")
+        for v in T.vectorized(4):
             term[2, v] = T.cast(weights[part, v], "bfloat16")
         for i in T.unroll(3):
             for v in T.vectorized(4):
