@@ -39,8 +39,8 @@ CANDIDATES = {
     "cuda": [
         Candidate.of("fused", {"tile_n": 2, "n_splits": 10, "n_thr": 128, "vec": 4, "block_m": 1, "ahead": 2,
                                "epilogue_thr": 128, "collapse": 1}),
-        Candidate.of("fused_mma", {"n_splits": 80, "block_h": 64, "block_m": 16, **_LATE}),
-        Candidate.of("fused_mma", {"n_splits": 8, "block_h": 64, "block_m": 64, **_LATE}),
+        Candidate.of("fused_mma", {"n_splits": 80, "block_h": 64, "block_m": 16, "n_thr": 128, **_LATE}),
+        Candidate.of("fused_mma", {"n_splits": 8, "block_h": 64, "block_m": 64, "n_thr": 128, **_LATE}),
         Candidate.of("unfused_mma", {"n_splits": 8, "block_k": 64, **_LATE}),
     ],
 }  # fmt: skip

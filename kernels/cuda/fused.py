@@ -102,7 +102,7 @@ class FusedMma(_Fused):
     @property
     def preferred(self) -> Config:  # type: ignore[override]
         """Served without a table where it is legal."""
-        return self._preferred(n_splits=16, block_h=64, block_m=64)
+        return self._preferred(n_splits=16, block_h=64, block_m=64, n_thr=128)
 
     def space(self, problem: Problem) -> SearchSpace:
         """Return the legal configs for a problem."""
@@ -113,6 +113,7 @@ class FusedMma(_Fused):
                 N_SPLITS,
                 Tunable("block_h", (16, 32, 64, 128), "elements of H a program holds of each stream"),
                 Tunable("block_m", (16, 32, 64), "tokens a program shares the weights among"),
+                Tunable("n_thr", (128, 256), "threads of a program; 256: two programs an SM"),
                 *self._epilogue_tunables,
             ),
             (
@@ -129,9 +130,16 @@ class FusedMma(_Fused):
                     lambda c: c["block_h"] in (16, 32, 64, 128) and c["block_m"] in (16, 32, 64),
                 ),
                 Constraint(
-                    "block_m {block_m} x block_h {block_h} must be 256 to 8192: at least two neighbouring "
-                    "elements for each of 128 threads, at most 64 loaded by one",
-                    lambda c: 256 <= c["block_m"] * c["block_h"] <= 8192,
+                    "n_thr {n_thr} must be 128, or 256 where block_h {block_h} and block_m {block_m} are 32 or more: "
+                    "each thread takes as many weights and products",
+                    lambda c: (
+                        c["n_thr"] == 128 or c["n_thr"] == 256 and min(c["block_h"], c["block_m"]) >= 32
+                    ),
+                ),
+                Constraint(
+                    "block_m {block_m} x block_h {block_h} must be 2 to 64 elements for each of n_thr {n_thr} "
+                    "threads: it loads two neighbours or more at once, and holds what it loads in registers",
+                    lambda c: 2 * c["n_thr"] <= c["block_m"] * c["block_h"] <= 64 * c["n_thr"],
                 ),
                 *self._epilogue_rules(problem),
             ),
@@ -140,7 +148,8 @@ class FusedMma(_Fused):
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the fused kernel and the epilogue."""
         flags = self._post_flags(problem, config)
-        fused = self._tiled("post_pre_mma", problem, config, "n_splits", "block_h", "block_m", **flags)
+        names = ("n_splits", "block_h", "block_m", "n_thr")
+        fused = self._tiled("post_pre_mma", problem, config, *names, **flags)
         return fused, self._epilogue(problem, config)
 
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:

@@ -3,37 +3,31 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.cuda.post import (
-    collapse_streams,
-    combine_streams,
-    hold_coefficients,
-    load_streams,
-    mean_streams,
-)
+from mhctune.kernels.cuda.post import hold_coefficients, load_streams
 from mhctune.kernels.cuda.terms import PRODUCT_WIDTH, TERM_ROWS, load_weights, store_products, store_terms
-
-THREADS = 128
 
 
 def post_pre_mma(
-    hidden_size: int, n_splits: int, block_h: int, block_m: int, collapse: int, write_aux: int = 0
-) -> PrimFunc:
+    hidden_size: int, n_splits: int, block_h: int, block_m: int, collapse: int, write_aux: int = 0,
+    n_thr: int = 128,
+) -> PrimFunc:  # fmt: skip
     """Build post + projection in one kernel, the stored bf16 streams as operand A, exactly.
 
     A program owns `block_m` tokens, all columns and one of `n_splits` ranges of H, which it walks in blocks
     of `block_h`: it mixes the streams, stores them, and multiplies them by the weights' three bf16 terms.
     The weights do not come from the kernel before: those of the first block are in shared memory before
     `pdl_sync`. With `collapse` it also writes the layer input, not yet normalised, from the incoming pre-mix,
-    with `write_aux` the mean over the streams.
+    with `write_aux` the mean over the streams. With 256 threads two programs share an SM, and twice the warps
+    wait for memory, which is what limits this kernel (no warp can issue in 62 % of cycles).
     """
     num_tokens = T.dynamic("num_tokens")
     split_h = hidden_size // n_splits
     blocks = split_h // block_h
     width = 4 * block_h
-    vec = min(8, block_m * block_h // THREADS)
+    vec = min(8, block_m * block_h // n_thr)
     lanes = block_h // vec  # threads that share a token
-    parts = block_m * lanes // THREADS
-    weight_parts = 24 * width // 4 // THREADS
+    parts = block_m * lanes // n_thr
+    weight_parts = 24 * width // 4 // n_thr
 
     @T.prim_func
     def mhctune_post_pre_mma(
@@ -49,7 +43,7 @@ def post_pre_mma(
         sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
         aux: T.Tensor((num_tokens, hidden_size), "bfloat16"),
     ):
-        with T.Kernel(T.ceildiv(num_tokens, block_m), n_splits, threads=THREADS) as (rows, split):
+        with T.Kernel(T.ceildiv(num_tokens, block_m), n_splits, threads=n_thr) as (rows, split):
             thread = T.get_thread_binding()
             operand = T.alloc_shared((block_m, width), "bfloat16")
             terms = T.alloc_shared((3 * TERM_ROWS, width), "bfloat16")
@@ -59,14 +53,19 @@ def post_pre_mma(
             weights = T.alloc_local((weight_parts, 4), "float32")
             new_x = T.alloc_local((parts, vec), "bfloat16")
             old = T.alloc_local((parts, 4, vec), "bfloat16")
-            coefficients = T.alloc_local((1, 20), "float32")
-            mix_in = T.alloc_local((1, 4), "float32")
-            streams = T.alloc_local((4, vec), "bfloat16")
-            values = T.alloc_local((1, 4, vec), "float32")
+            held = T.alloc_local((1, 20), "float32")
+            mix_in = T.alloc_local((4,), "float32")
+            stream = T.alloc_local((vec,), "bfloat16")
+            exact = T.alloc_local((vec,), "float32")
+            total = T.alloc_local((vec,), "float32")
+            mean = T.alloc_local((vec,), "float32")
+            rounded = T.alloc_local((vec,), "bfloat16")
             squares = T.alloc_local((parts,), "float32")
+            if n_thr > 128:
+                T.annotate_min_blocks_per_sm(2)
             T.pdl_trigger()
-            load_weights(fn, weights, split * split_h, weight_parts, THREADS, width, block_h)
-            store_terms(weights, terms, weight_parts, THREADS, width)
+            load_weights(fn, weights, split * split_h, weight_parts, n_thr, width, block_h)
+            store_terms(weights, terms, weight_parts, n_thr, width)
             T.pdl_sync()
             for part in T.unroll(parts):
                 squares[part] = T.float32(0)
@@ -75,37 +74,65 @@ def post_pre_mma(
             for block in T.serial(blocks):
                 first = split * split_h + block * block_h + thread % lanes * vec
                 for part in T.unroll(parts):
-                    token = rows * block_m + part * (THREADS // lanes) + thread // lanes
+                    token = rows * block_m + part * (n_thr // lanes) + thread // lanes
                     if token < num_tokens:
                         load_streams(x, residual, new_x, old, part, token, first, vec)
                 for part in T.unroll(parts):
-                    row = part * (THREADS // lanes) + thread // lanes
+                    row = part * (n_thr // lanes) + thread // lanes
                     token = rows * block_m + row
                     if token < num_tokens:
-                        hold_coefficients(post_mix, comb_mix, coefficients, token, 1, num_tokens)
-                        combine_streams(new_x, old, coefficients, streams, values, part, 0, vec)
-                        for j in T.unroll(4):
-                            for v in T.vectorized(vec):
-                                residual_out[token, j, first + v] = streams[j, v]
-                            for v in T.vectorized(vec):
-                                operand[row, j * block_h + thread % lanes * vec + v] = streams[j, v]
-                            for v in T.unroll(vec):
-                                squares[part] = T.ieee_fmaf(
-                                    values[0, j, v], values[0, j, v], squares[part], "rn"
-                                )
-                        if write_aux:
-                            mean_streams(values, aux, 0, token, first, vec)
+                        hold_coefficients(post_mix, comb_mix, held, token, 1, num_tokens)
                         if collapse:
                             for j in T.vectorized(4):
-                                mix_in[0, j] = pre_mix[token, j]
-                            collapse_streams(values, mix_in, layer_input, 0, token, first, vec)
+                                mix_in[j] = pre_mix[token, j]
+                        for j in T.unroll(4):
+                            # By the operations and in the order of `combine_streams` and `collapse_streams`,
+                            # stream by stream: two programs an SM leave a thread 128 registers.
+                            for v in T.unroll(vec):
+                                exact[v] = held[0, j] * T.cast(new_x[part, v], "float32")
+                                for i in T.unroll(4):
+                                    exact[v] = T.ieee_fmaf(
+                                        held[0, 4 + 4 * i + j],
+                                        T.cast(old[part, i, v], "float32"),
+                                        exact[v],
+                                        "rn",
+                                    )
+                            for v in T.vectorized(vec):
+                                stream[v] = T.cast(exact[v], "bfloat16")
+                            for v in T.vectorized(vec):
+                                residual_out[token, j, first + v] = stream[v]
+                            for v in T.vectorized(vec):
+                                operand[row, j * block_h + thread % lanes * vec + v] = stream[v]
+                            for v in T.unroll(vec):
+                                exact[v] = T.cast(stream[v], "float32")
+                                squares[part] = T.ieee_fmaf(exact[v], exact[v], squares[part], "rn")
+                                if collapse:
+                                    if j == 0:
+                                        total[v] = mix_in[0] * exact[v]
+                                    else:
+                                        total[v] = T.ieee_fmaf(mix_in[j], exact[v], total[v], "rn")
+                                if write_aux:
+                                    if j == 0:
+                                        mean[v] = exact[v]
+                                    else:
+                                        mean[v] = mean[v] + exact[v]
+                        if write_aux:
+                            for v in T.vectorized(vec):
+                                rounded[v] = T.cast(mean[v] * T.float32(0.25), "bfloat16")
+                            for v in T.vectorized(vec):
+                                aux[token, first + v] = rounded[v]
+                        if collapse:
+                            for v in T.vectorized(vec):
+                                rounded[v] = T.cast(total[v], "bfloat16")
+                            for v in T.vectorized(vec):
+                                layer_input[token, first + v] = rounded[v]
                 # The tensor cores read shared memory through another proxy: each writer fences first.
                 T.fence_proxy_async()
                 T.sync_threads()
                 if blocks > 1:
                     next_block = T.min(block + 1, blocks - 1)
                     load_weights(
-                        fn, weights, split * split_h + next_block * block_h, weight_parts, THREADS, width,
+                        fn, weights, split * split_h + next_block * block_h, weight_parts, n_thr, width,
                         block_h,
                     )  # fmt: skip
                 # Tensor cores truncate as they accumulate: over all of K that is 2.4e-5 in the coefficients,
@@ -115,7 +142,7 @@ def post_pre_mma(
                     for i, j in T.Parallel(block_m, 3 * TERM_ROWS):
                         sums[i, j] = sums[i, j] + block_sums[i, j]
                     T.sync_threads()
-                    store_terms(weights, terms, weight_parts, THREADS, width)
+                    store_terms(weights, terms, weight_parts, n_thr, width)
             for part in T.unroll(parts):
                 for distance in T.unroll(lanes.bit_length() - 1):
                     squares[part] = squares[part] + T.shfl_xor(squares[part], 1 << distance)
@@ -123,9 +150,9 @@ def post_pre_mma(
             T.sync_threads()
             if thread % lanes == 0:
                 for part in T.unroll(parts):
-                    token = rows * block_m + part * (THREADS // lanes) + thread // lanes
+                    token = rows * block_m + part * (n_thr // lanes) + thread // lanes
                     if token < num_tokens:
                         sqrsum[split, token] = squares[part]
-            store_products(products, mul, split, rows, block_m, THREADS, num_tokens)
+            store_products(products, mul, split, rows, block_m, n_thr, num_tokens)
 
     return mhctune_post_pre_mma

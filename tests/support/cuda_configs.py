@@ -26,8 +26,8 @@ def _fused(ahead: int, *values: int) -> Candidate:
     return Candidate.of("fused", {**_tiled("fused", *values).config, "ahead": ahead})
 
 
-def _mma(n_splits: int, block_h: int, block_m: int, epilogue: dict[str, int]) -> Candidate:
-    tile = {"n_splits": n_splits, "block_h": block_h, "block_m": block_m}
+def _mma(n_splits: int, block_h: int, block_m: int, epilogue: dict[str, int], n_thr: int = 128) -> Candidate:
+    tile = {"n_splits": n_splits, "block_h": block_h, "block_m": block_m, "n_thr": n_thr}
     return Candidate.of("fused_mma", tile | epilogue)
 
 
@@ -41,6 +41,8 @@ CONFIGS = (
     _mma(32, 32, 16, EARLY),
     _mma(8, 128, 32, EARLY),
     _mma(4, 64, 64, EARLY),
+    _mma(16, 64, 64, EARLY, 256),
+    _mma(16, 32, 64, EPILOGUE, 256),
     _tiled("unfused", 4, 16, 64, 4, 4),
     Candidate.of("unfused", {**_tiled("unfused", 6, 32, 64, 2, 8).config, **EARLY}),
     Candidate.of("unfused_mma", {"n_splits": 64, "block_k": 64} | EPILOGUE),
