@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from mhctune.autotuner.inputs import SLACK_BYTES, offset_of
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.autotuner.timer import HostTimer, Slot, Timer
 from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
@@ -76,15 +77,6 @@ def verdict(deviations: list[Deviation]) -> Failure | None:
     return Failure(FailureKind.MISMATCH, "; ".join(wrong)) if wrong else None
 
 
-def offset_of(placement: int) -> int:
-    """Return the bytes by which the buffers of a placement begin later in what is allocated for them.
-
-    An allocator may give back what another candidate has just left, so that a few addresses would come
-    again and again. An odd multiple of 256 bytes, on which torch's own addresses on a GPU lie.
-    """
-    return 9 * 256 * placement
-
-
 def moved_apart(old: OutputBuffers, new: OutputBuffers) -> Failure | None:
     """Return the mismatch of buffers that a candidate wrote other bits to than to those it was checked in."""
     pairs = zip(old.names(), old.storages(), new.storages(), strict=True)
@@ -105,16 +97,25 @@ def raised(error: Exception) -> Failure:
 
 def tensor_bytes(seam: Seam, problem: Problem, num_tokens: int) -> int:
     """Return the bytes of one set of a cell's inputs; every input is affine in the tokens."""
+    return _measures(seam, problem, num_tokens)[0]
+
+
+def _measures(seam: Seam, problem: Problem, num_tokens: int) -> tuple[int, int]:
+    """Return bytes and number of the tensors of one set of inputs."""
     one, two = (
-        sum(t.numel() * t.element_size() for t in seam.inputs(problem, tokens, 0, "cpu").values())
+        [t.numel() * t.element_size() for t in seam.inputs(problem, tokens, 0, "cpu").values()]
         for tokens in (1, 2)
     )
-    return one + (num_tokens - 1) * (two - one)
+    return sum(one) + (num_tokens - 1) * (sum(two) - sum(one)), len(one)
 
 
 def input_bytes(seam: Seam, problem: Problem, num_tokens: int, target: str, slots: int = 1) -> int:
-    """Return the bytes of a cell's inputs on the bench of a target: a live set a slot, and the spare ones."""
-    return (SPARE_SETS[target] + slots) * tensor_bytes(seam, problem, num_tokens)
+    """Return the bytes of a cell's inputs on the bench of a target: a live set a slot, and the spare ones.
+
+    Where there are spare ones, they and one live set move: each of their tensors has some slack.
+    """
+    spare, (one, tensors) = SPARE_SETS[target], _measures(seam, problem, num_tokens)
+    return (spare + slots) * one + ((spare + 1) * SLACK_BYTES * tensors if spare else 0)
 
 
 def fewest_bytes(seam: Seam, problem: Problem, num_tokens: int) -> int:

@@ -12,12 +12,12 @@ from mhctune.autotuner.bench import (
     fewest_bytes,
     input_bytes,
     moved_apart,
-    offset_of,
     raised,
     verdict,
 )
 from mhctune.autotuner.floor import copy_us
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, live_bytes, overhead_us
+from mhctune.autotuner.inputs import InputSets, offset_of
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.autotuner.slots import cold_slots, unroll
 from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
@@ -85,7 +85,8 @@ class CudaBench:
     """Runs candidates on one GPU, in this process.
 
     A candidate's buffers are the same storage when it is checked, captured, primed, timed and replayed. Two
-    sets of inputs are kept beside the live ones, so that a replay can be checked with changed values. Timed
+    sets of inputs are kept beside the live ones, so that a replay can be checked with changed values, and lie
+    elsewhere with every placement. Timed
     cold, inputs and buffers have several slots, which the launches of a graph take in turn.
     """
 
@@ -101,8 +102,7 @@ class CudaBench:
         self._residents: dict[Candidate, _Resident] = {}
         self._cell: Cell | None = None
         self._placement = 0
-        self._live: list[dict[str, torch.Tensor]] = []
-        self._values: list[dict[str, torch.Tensor]] = []
+        self._inputs: InputSets | None = None
 
     def input_bytes(self, cell: Cell) -> int:
         """Return the bytes that the inputs of a cell will take."""
@@ -117,25 +117,18 @@ class CudaBench:
     def enter(self, cell: Cell, seed: int) -> int | Failure:
         """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
         self._cell, self._placement = cell, 0
-        device = str(self._device)
-        seeds = (seed, seed + 2**30)
+
+        def draw(seed: int) -> Tensors:
+            return self._seam.inputs(cell.problem, cell.num_tokens, seed, "cpu")
+
         try:
-            self._values = [self._seam.inputs(cell.problem, cell.num_tokens, s, device) for s in seeds]
-            self._live = [
-                {name: tensor.clone() for name, tensor in self._values[0].items()}
-                for _ in range(self._slots_of(cell))
-            ]
+            self._inputs = InputSets(draw, (seed, seed + 2**30), self._device, self._slots_of(cell))
         except (MemoryError, RuntimeError) as error:
-            self._values, self._live = [], []
             return raised(error)
         # Every capture collects garbage; what the compiler left behind need not be walked each time.
         gc.collect()
         gc.freeze()
-        return self._input_bytes()
-
-    def _input_bytes(self) -> int:
-        sets = (*self._live, *self._values)
-        return sum(t.numel() * t.element_size() for tensors in sets for t in tensors.values())
+        return self._inputs.bytes
 
     def floor_us(self) -> float:
         """Return the microseconds that a copy of the cell's fewest bytes takes, timed as candidates are."""
@@ -148,8 +141,9 @@ class CudaBench:
         cell = self._entered()
         specs = self._seam.arm("cuda", candidate.arm).plan(cell.problem, candidate.config, cell.num_tokens)
         outputs = total_bytes(specs, Role.OUTPUT)
-        slots = len(self._live)
-        return Footprint(self._input_bytes(), slots * outputs, slots * (total_bytes(specs) - outputs))
+        inputs = self._sets()
+        slots = len(inputs.live)
+        return Footprint(inputs.bytes, slots * outputs, slots * (total_bytes(specs) - outputs))
 
     def prepare(self, candidate: Candidate) -> Footprint | Failure:
         """Build, allocate, check, capture and prime a candidate; it stays resident unless it fails."""
@@ -167,7 +161,7 @@ class CudaBench:
     def _prepare(self, candidate: Candidate) -> Footprint | Failure:
         cell, before = self._entered(), live_bytes()
         buffers, slots, run = self._bound(candidate)
-        self._change(0)
+        self._sets().change(0)
         buffers.poison()
         run()
         torch.cuda.synchronize()
@@ -187,14 +181,14 @@ class CudaBench:
         self, candidate: Candidate, offset_bytes: int = 0
     ) -> tuple[OutputBuffers, list[tuple[Tensors, Tensors]], Callable[[], None]]:
         """Allocate a candidate's buffers; return them, the slots' tensors, and what launches all."""
-        cell, config = self._entered(), candidate.config
+        cell, config, live = self._entered(), candidate.config, self._sets().live
         arm = self._seam.arm("cuda", candidate.arm)
         kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
         launch = arm.bind(cell.problem, config, kernels)
         specs = arm.plan(cell.problem, config, cell.num_tokens)
-        buffers = OutputBuffers(specs, self._device, len(self._live), offset_bytes)
+        buffers = OutputBuffers(specs, self._device, len(live), offset_bytes)
         slots: list[tuple[Tensors, Tensors]] = [
-            (inputs, buffers.bind(cell.num_tokens, at)) for at, inputs in enumerate(self._live)
+            (inputs, buffers.bind(cell.num_tokens, at)) for at, inputs in enumerate(live)
         ]
 
         def run() -> None:
@@ -216,20 +210,17 @@ class CudaBench:
 
     def _move(self, candidate: Candidate, placement: int) -> Failure | None:
         if placement != self._placement:
-            self._turn_inputs()
+            self._sets().turn(placement)
             self._placement = placement
         old = self._residents[candidate]
         buffers, slots, run = self._bound(candidate, offset_of(placement))
         graph = CapturedGraph(run, unroll(len(slots)) // len(slots))
         buffers.poison()
-        others = self._values_of(old.inputs) == 0
-        if others:
-            self._change(0)
-        old.graph.replay()
-        graph.replay()
-        torch.cuda.synchronize()
-        if others:
-            self._change(1)
+        with self._sets().showing(old.inputs) as restore:
+            old.graph.replay()
+            restore()
+            graph.replay()
+            torch.cuda.synchronize()
         failure = moved_apart(old.buffers, buffers)
         if failure is not None:
             graph.close()
@@ -238,35 +229,12 @@ class CudaBench:
         self._residents[candidate] = _Resident(buffers, graph, slots[0][0])
         return None
 
-    def _turn_inputs(self) -> None:
-        """Let the three sets of inputs change places: other addresses, and not a byte more.
-
-        Who has not moved yet goes on reading where the live set was, with the values that lie there now
-        (`_values_of`); all three live until the cell is left.
-        Timed cold only the first slot moves: the others' inputs come from memory and not from the cache.
-        """
-        live, (first, second) = self._live[0], self._values
-        for name, tensor in live.items():
-            tensor.copy_(second[name])
-            second[name].copy_(first[name])
-        self._live[0], self._values = first, [second, live]
-        self._change(1)  # where the old live set lies now: the same values at both places
-
-    def _values_of(self, inputs: Tensors) -> int:
-        """Return which of the two sets of values lies in one of the three sets of inputs."""
-        return 0 if inputs is self._values[0] else 1
-
     def _ownership(self, run: Callable[[], None], graph: CapturedGraph, buffers: OutputBuffers) -> list[str]:
-        return ownership(run, graph, buffers, lambda: self._change(1))
-
-    def _change(self, index: int) -> None:
-        for inputs in self._live:
-            for name, tensor in inputs.items():
-                tensor.copy_(self._values[index][name])
+        return ownership(run, graph, buffers, lambda: self._sets().change(1))
 
     def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
         """Time replays of the candidate's graph, less those of a graph without nodes, per launch."""
-        launched = unroll(len(self._live))
+        launched = unroll(len(self._sets().live))
         replays = max(1, -(-launches // launched))
         try:
             overhead = self._replay_overhead(replays)
@@ -290,7 +258,7 @@ class CudaBench:
         """Free the inputs and give the allocator's reserve back."""
         for candidate in list(self._residents):
             self.release(candidate)
-        self._live, self._values, self._cell = [], [], None
+        self._inputs, self._cell = None, None
         gc.unfreeze()
         self._collect()
 
@@ -306,6 +274,11 @@ class CudaBench:
     def _collect() -> None:
         gc.collect()
         torch.cuda.empty_cache()
+
+    def _sets(self) -> InputSets:
+        if self._inputs is None:
+            raise RuntimeError("enter a cell first")
+        return self._inputs
 
     def _entered(self) -> Cell:
         if self._cell is None:

@@ -37,8 +37,9 @@ class Race:
     Rounds run forward and back in turn, so that a drift of the machine favours nobody. Who takes part in the
     next one follows from the samples of the batch (`mhctune.autotuner.field`): losers leave at the looks and
     free their room; finalists are confirmed beside a twin of the best, which shows the noise, at several
-    addresses in turn, as far as the budget has room for a second set of the one that moves. A race that was
-    stopped is taken up at the first round it lacks; a batch that had begun ends among those who began it.
+    addresses in turn, as far as the budget has room for a second set of the one that moves. Who is not told
+    from the leader there goes on to further ones, without a twin. A race that was stopped is taken up at the
+    first round it lacks; a batch that had begun ends among those who began it.
     """
 
     def __init__(
@@ -237,6 +238,9 @@ class Race:
             if original is not None and original.failed:
                 continue
             timed = racing if original is None or twin is None or twin.failed else [*racing, twin]
+            if twin is not None and field.twin is None:
+                self._bench.release(twin.candidate)
+                twin = None
             if placement != field.placement:
                 placement = field.placement
                 self._move(timed, placement, runners)

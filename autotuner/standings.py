@@ -42,10 +42,11 @@ def standings(trials: Sequence[Trial], floor: float = 0.0) -> list[Standing]:
 
     The best has the lowest median without drift (see `steady`), which is also the latency that is shown.
     Where finalists were moved to other addresses it is one of them: whoever was timed at one place only is
-    surely slower than one of them there, by more than places differ (`mhctune.autotuner.field`). Each other
-    is compared with it round by round. In a cell that was raced in several batches a candidate may share too
-    few rounds with the best: then the comparison goes over a bridge, a candidate that is placed already and
-    shares enough rounds (the champion that was carried). Regrets a over the bridge and b of the bridge make
+    surely slower than one of them there, by more than places differ (`mhctune.autotuner.field`). Nor is it
+    one who left before the last placement of its batch: others were ahead there. Each other candidate is
+    compared with it round by round. In a cell that was raced in several batches it may share too few rounds
+    with the best: then the comparison goes over a bridge, a candidate that is placed already and shares
+    enough rounds (the champion that was carried). Regrets a over the bridge and b of the bridge make
     (1 + a)(1 + b) - 1, point and limits alike; of several bridges the one with the smallest upper limit
     counts. Where one limit holds at confidence c, one over a bridge holds at least at 2 c - 1 (90 % for 95
     %), and every further bridge takes 1 - c more; so it is with a finalist's, which two looks at the same
@@ -62,11 +63,22 @@ def standings(trials: Sequence[Trial], floor: float = 0.0) -> list[Standing]:
         return []
     latency = {candidate: outcome.latency_us for candidate, outcome in measured.items()}
     latency |= steady({candidate: outcome.samples for candidate, outcome in measured.items()})
-    confirmed = {c for c, outcome in measured.items() if any(s.placement for s in outcome.samples)}
-    best = min(confirmed or measured, key=lambda c: (latency[c], c))
+    best = min(_finalists(measured) or measured, key=lambda c: (latency[c], c))
     placed = _linked(best, measured, counted(trials[0].cell.num_tokens, "token"))
     found = [Standing(c, latency[c], _floored(interval), floor) for c, interval in placed.items()]
     return sorted(found, key=lambda s: (s.candidate != best, s.regret.point, s.latency_us, s.candidate))
+
+
+def _finalists(measured: Mapping[Candidate, Measurement]) -> set[Candidate]:
+    """Return who was moved as far as anybody in the last batch that it was moved in."""
+    reached: dict[Candidate, tuple[int, int]] = {}
+    farthest: dict[int, int] = {}
+    for candidate, outcome in measured.items():
+        moved = [(s.batch, s.placement) for s in outcome.samples if s.placement]
+        if moved:
+            batch, placement = reached[candidate] = max(moved)
+            farthest[batch] = max(placement, farthest.get(batch, 0))
+    return {c for c, (batch, placement) in reached.items() if placement == farthest[batch]}
 
 
 def _linked(

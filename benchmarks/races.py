@@ -8,7 +8,8 @@ it stands what most tuners do with as many samples: each candidate by itself, on
 lowest median wins. A second table asks how often the argmin of medians changes its mind on the same samples.
 
 With `--placement 0.02` a sample is also times a bias of where its candidate lies, uniform within 2 % and
-drawn anew whenever it moves; races are then run twice, with finalists that stay and with those that move.
+drawn anew whenever it moves; races are then run by three rules: finalists that stay (protocol 2), that move
+(3 and 4), and that, where they are not told apart, move on to further placements (5).
 
 The defaults are the recordings that are shipped; databases and further recordings can be named.
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from mhctune.autotuner.budget import VramBudget
 from mhctune.autotuner.conditions import Conditions
-from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.protocol import FURTHER, Protocol
 from mhctune.autotuner.race import Race
 from mhctune.autotuner.recording import replay
 from mhctune.autotuner.records import (
@@ -47,6 +48,7 @@ from mhctune.db.repository import Repository
 from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
+RULES = ("stay", "move", "further")
 RECORDINGS = ("h200_decode_hidden5120", "cpu_quick_hidden5120")
 FIELD, BLOCK, CELLS = 8, 3, 10
 NEAR = 1.10
@@ -260,14 +262,15 @@ def simulate(
     races: int,
     seed: int,
     bias: float = 0.0,
-    stay: bool = False,
+    rule: str = "move",
 ) -> Tally:
     """Race so often, and tally what comes of it; every `CELLS` races are a sweep, with one noise floor.
 
-    A candidate is up to `bias` faster or slower by where it lies; with `stay` finalists are not moved.
+    A candidate is up to `bias` faster or slower by where it lies; `rule` says what finalists do (`RULES`).
     """
     protocol = Protocol.of("c", samples)
-    protocol = replace(protocol, placements=0) if stay else protocol
+    protocol = replace(protocol, placements=0) if rule == "stay" else protocol
+    protocol = replace(protocol, further=FURTHER) if rule == "further" else protocol
     rng, tally = random.Random(seed), Tally(races)
     runners = [Candidate.of("fused", {"n": n}) for n in range(FIELD)]
     same, equal = dict.fromkeys(runners, ("kernel",)), dict.fromkeys(runners, 1)
@@ -374,15 +377,15 @@ def main() -> None:
         noises = [noise for rows in cells(trials, samples).values() if (noise := Noise.of(rows))]
         if not noises:
             print(f"{name[:21]:21}  in no cell do four candidates come within 10 % of the best")
-        kinds = (True, False) if given.placement else (False,)
-        for slower, stay in product((0.01, 0.02, 0.05) if noises else (), kinds):
-            tally = simulate(noises, slower, samples, given.races, 20261129, given.placement, stay)
+        rules = RULES if given.placement else ("move",)
+        for slower, rule in product((0.01, 0.02, 0.05) if noises else (), rules):
+            tally = simulate(noises, slower, samples, given.races, 20261129, given.placement, rule)
             n = tally.races
             wrong = f"{tally.slower_best / n:5.1%}  {tally.told_wrongly / n:4.1%}  {tally.lost / n:4.1%}"
             ties = f"{tally.fresh / n:5.1%}  {tally.kept / n:5.1%}  {tally.bands / n:5.1%}"
             cost = f"{tally.spent / n:7.0f}  {tally.slower_alone / n:5.1%}"
-            rule = "" if not given.placement else "  stay" if stay else "  move"
-            print(f"{name[:21]:21}  {slower:6.0%}  {wrong}  {ties}  {cost}{rule}")
+            named = f"  {rule}" if given.placement else ""
+            print(f"{name[:21]:21}  {slower:6.0%}  {wrong}  {ties}  {cost}{named}")
     print(
         "leads: has the lowest median; told: the truly best is not among the tied; by the rule for ties:\n"
         "lost: is served though the truly best is the incumbent, fresh: is served, no incumbent, kept: is\n"

@@ -75,7 +75,7 @@ def long_record(
 ) -> tuple[SweepRecord, Protocol]:
     """Return what the long race sets out to measure, and by which protocol."""
     protocol = replace(
-        Protocol(**quick.protocol), confirmation=ROUNDS, placements=PLACEMENTS,
+        Protocol(**quick.protocol), confirmation=ROUNDS, placements=PLACEMENTS, further=0,
         discarded=Protocol.of(quick.target, ROUNDS).discarded, seed=quick.protocol["seed"] + 1,
         version=PROTOCOL_VERSION,
     )  # fmt: skip

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mhctune.autotuner.bench import HostBench, fewest_bytes
-from mhctune.autotuner.cuda_bench import CudaBench
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.autotuner.timer import Slot
 from mhctune.kernels.arms import ARMS
@@ -281,19 +280,6 @@ def test_a_moved_candidate_writes_other_addresses_with_the_same_bits(compiler: C
         moved, first, second = seen[-3:]
         assert moved == first == second
         assert not set(moved) & set(seen[-4])
-
-
-def test_whoever_stays_while_inputs_turn_reads_values_that_the_bench_knows() -> None:
-    bench = CudaBench.__new__(CudaBench)  # opening one needs a GPU; turning inputs does not
-    bench._values = [{"x": torch.tensor([number])} for number in (0.0, 1.0)]
-    bench._live = [{"x": torch.tensor([1.0])}]
-    sets = [bench._live[0], *bench._values]
-    for _ in range(7):
-        bench._turn_inputs()
-        assert float(bench._live[0]["x"]) == 1.0
-        for inputs in sets:
-            assert float(inputs["x"]) == float(bench._values_of(inputs)) == inputs["x"].item()
-    assert {id(bench._live[0]), *map(id, bench._values)} == {id(inputs) for inputs in sets}
 
 
 def test_other_bits_at_other_addresses_are_a_mismatch(compiler: Compiler) -> None:

@@ -194,6 +194,18 @@ def test_who_left_early_stands_with_the_limits_of_the_rounds_that_it_ran() -> No
 # Several batches: the champion is the bridge.
 
 
+def test_who_left_before_the_last_placement_is_not_the_best_however_low_its_median() -> None:
+    def moved(us: float, batch: int, last: int) -> list[Sample]:
+        return [Sample(batch, 1000 * place, 0, 1, us) for place in range(last + 1)]
+
+    left, stayed, other = (candidate("fused", n) for n in (4, 8, 16))
+    taken = {left: moved(9.0, 0, 7), stayed: moved(10.0, 0, 18), other: moved(10.1, 0, 18)}
+    rows = standings([trial(1, c, samples) for c, samples in taken.items()])
+    assert rows[0].candidate == stayed
+    taken[left] += moved(9.0, 1, 7)  # of a later batch, in which nobody went on
+    assert standings([trial(1, c, samples) for c, samples in taken.items()])[0].candidate == left
+
+
 def three_batches(noise: float = 0.0) -> list[Trial]:
     """As a race makes them: F24 wins batch 0, U12 beats it in batch 1 and is carried into batch 2."""
     return [

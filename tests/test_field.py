@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
-from mhctune.autotuner.field import Field, boundaries, counted, field_after
-from mhctune.autotuner.protocol import Protocol
+from mhctune.autotuner.field import LOOK, NEAREST, Field, boundaries, counted, field_after
+from mhctune.autotuner.protocol import FURTHER, Protocol
 from mhctune.autotuner.records import Sample
+from mhctune.autotuner.stats import CONFIDENCE, regret
 from mhctune.kernels.space import Candidate
 
 A, B, C = (Candidate.of("fused", {"tile_n": n}) for n in range(3))
@@ -141,3 +143,103 @@ def test_the_placement_follows_from_the_rounds_that_count() -> None:
     assert field_after(moved(), MOVES, 0.05).placement == 4
     assert field_after(moved(hot=[3000]), MOVES, 0.05).placement == 3  # once more in the same place
     assert field_after(moved(), replace(MOVES, confirmation=3, placements=3), 0.05).racing == ()
+
+
+ON = Protocol.of("cuda", 15)
+
+
+def placed(*latencies: Sequence[float], last: int = 7) -> dict[Candidate, list[Sample]]:
+    """Candidates in 15 rounds and then in those of each placement, of one latency each, to the `last`."""
+    places = [*range(1, 8), *(8 + n for n in range(FURTHER))]
+    counts = [15, *(sum(ON.placement(n) == p for n in range(15 + ON.extension)) for p in places)][: last + 1]
+    return {
+        Candidate.of("fused", {"tile_n": name}): [
+            Sample(0, 1000 * place + n, 0, 20, us[place])
+            for place, count in enumerate(counts)
+            for n in range(count)
+        ]
+        for name, us in enumerate(latencies)
+    }
+
+
+def test_who_is_not_told_from_the_leader_goes_on_to_further_places_and_nobody_else() -> None:
+    close = [1.02] * 3 + [1.009] + [1.02] * 15  # one of eight placements says that it loses less
+    found = field_after(placed([1.0] * 19, close, [1.011] * 19), ON, 0.05)
+    assert found == Field((A, B), frozenset({C}), None, 8)
+    assert field_after(placed([1.0] * 19, close, [1.011] * 19, last=17), ON, 0.05).placement == 18
+    over = field_after(placed([1.0] * 19, close, [1.011] * 19, last=18), ON, 0.05)
+    assert over == Field((), frozenset({A, B, C}))
+
+
+def test_who_leads_alone_does_not_go_on() -> None:
+    assert field_after(placed([1.0] * 8, [1.011] * 8, [1.02] * 8), ON, 0.05) == Field(
+        (), frozenset({A, B, C})
+    )
+    near = placed([1.0] * 8, [1.0] * 8)
+    assert field_after(near, ON, 0.05).racing == (A, B)
+    assert field_after(near, replace(ON, further=0), 0.05).racing == ()
+
+
+def test_the_leader_is_who_leads_over_the_placements_and_not_who_led_before() -> None:
+    found = field_after(placed([1.0, *[1.03] * 7], [1.01] * 8, [1.012] * 8), ON, 0.05)
+    assert found.racing == (A, B, C)  # the first placement says that A loses nothing
+    found = field_after(placed([1.005, *[1.03] * 7], [1.01] * 8, [1.012] * 8), ON, 0.05)
+    assert found.racing == (A, B, C)
+    found = field_after(placed([1.025] * 8, [1.01] * 8, [1.012] * 8), ON, 0.05)
+    assert (found.racing, found.done) == ((B, C), {A})
+
+
+def test_the_nearest_go_on_and_no_more_than_that() -> None:
+    found = field_after(placed(*([1.0 + n / 2000] * 8 for n in range(NEAREST + 3))), ON, 0.05)
+    assert [c.config["tile_n"] for c in found.racing] == list(range(NEAREST))
+    assert len(found.done) == 3
+
+
+def test_who_failed_in_the_confirmation_neither_leads_nor_goes_on() -> None:
+    batch = placed([0.98] * 8, [1.0] * 8, [1.0] * 8)
+    batch[A] = batch[A][:-1]
+    assert field_after(batch, ON, 0.05).racing == (B, C)
+
+
+def test_the_field_changes_with_each_further_place_and_follows_from_rounds_alone() -> None:
+    assert boundaries(ON)[-12:] == (*range(30, 63, 3), 63)
+    rng, left = random.Random(3), frozenset[Candidate]()
+    full = placed(*([1 + rng.uniform(0, 0.02) for _ in range(19)] for _ in range(3)), last=18)
+    for count in range(64):
+        found = field_after({c: taken[:count] for c, taken in full.items()}, ON, 0.05)
+        assert found.done >= left
+        left = found.done
+    assert left == {A, B, C}
+
+
+def test_limits_hold_although_a_look_decides_who_goes_on() -> None:
+    """Exactly: of a candidate that truly loses 1 %, or any share below the median, in every pattern of signs.
+
+    A placement's ratio lies below 1 % (chance q), between that and its median, or above (one half).
+    """
+    upper = [_left_and_too_low(q / 100) + _stayed_and_wrong(q / 100) for q in range(51)]
+    assert max(upper) <= 1 - CONFIDENCE
+    lower = 0.5**8 + _tail(19, 5)  # left by the least of eight, or the sixth of 19 is above the median
+    assert lower <= 1 - CONFIDENCE
+    ends = [[Sample(0, 1000 * p, 0, 1, 1 + v / 1000) for p, v in enumerate(range(n))] for n in (8, 19)]
+    ones = [[Sample(0, 1000 * p, 0, 1, 1.0) for p in range(n)] for n in (8, 19)]
+    eight, all_of_them = (regret(mine, one) for mine, one in zip(ends, ones, strict=True))
+    assert regret(ends[0], ones[0], LOOK).lower == pytest.approx(0.0)
+    assert (eight.lower, all_of_them.lower) == (pytest.approx(0.001), pytest.approx(0.005))
+
+
+def _tail(n: int, most: int) -> float:
+    return sum(math.comb(n, k) for k in range(most + 1)) / 2**n
+
+
+def _left_and_too_low(q: float) -> float:
+    """All of eight above 1 %, at most one above the median: the upper limit, the last but one, is below."""
+    return sum(math.comb(8, high) * (0.5 - q) ** (8 - high) * 0.5**high for high in (0, 1))
+
+
+def _stayed_and_wrong(q: float) -> float:
+    """At most five of 19 above the median, less those patterns whose first eight are all above 1 %."""
+    gone = sum(
+        math.comb(8, high) * 0.5**high * (0.5 - q) ** (8 - high) * _tail(11, 5 - high) for high in range(6)
+    )
+    return _tail(19, 5) - gone

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mhctune.autotuner.bench import HostBench
+from mhctune.autotuner.bench import HostBench, tensor_bytes
 from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.planner import ColdHost, NoArm, forecast, known_seam, plan_sweep, problem_of, spaces_of
 from mhctune.autotuner.slots import cold_slots
@@ -74,7 +74,8 @@ def test_a_cold_plan_is_another_sweep_and_its_forecast_has_slots(sweep_file: Cal
     slots = cold_slots(cold.seam, cold.problem, 128, 60 * 2**20)
     assert slots > 1
     assert costs[1].set_bytes == slots * costs[0].set_bytes
-    assert costs[1].input_bytes * 3 == costs[0].input_bytes * (slots + 2)
+    one = tensor_bytes(cold.seam, cold.problem, 128)
+    assert costs[1].input_bytes - costs[0].input_bytes == (slots - 1) * one
     with pytest.raises(ValueError, match="needs its size"):
         forecast(cold, 2, 4800)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mhctune.autotuner.protocol import PROTOCOL_VERSION, UNROLL, Protocol
+from mhctune.autotuner.protocol import FURTHER, FURTHER_ROUNDS, PROTOCOL_VERSION, UNROLL, Protocol
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_gpu_replays_graphs_of_unrolled_launches_and_a_cpu_single_ones() -> No
 def test_rounds_and_version_are_kept_with_what_was_measured() -> None:
     kept = Protocol.of("cuda", 15).to_dict()
     expected = {"samples": 15, "screening": 6, "confirmation": 15, "repeats": 10, "placements": 7}
-    expected["discarded"] = 1
+    expected |= {"discarded": 1, "further": FURTHER}
     expected["version"] = PROTOCOL_VERSION
     assert expected.items() <= kept.items()
     assert Protocol(**kept) == Protocol.of("cuda", 15)  # type: ignore[arg-type]
@@ -47,6 +47,7 @@ def test_rounds_and_version_are_kept_with_what_was_measured() -> None:
         ("repeats", -1),
         ("placements", -1),
         ("discarded", -1),
+        ("further", -1),
     ],
 )
 def test_rounds_that_cannot_be_counted_are_refused(field: str, value: int) -> None:
@@ -63,6 +64,22 @@ def test_the_placements_share_the_confirming_rounds(samples: int, shares: list[i
     assert [found.count(place) for place in range(1, max(found) + 1)] == shares
     assert found == sorted(found)
     assert Protocol(9, confirmation=9).placement(3) == 0
+
+
+def test_further_placements_follow_those_of_the_confirmation_on_a_gpu() -> None:
+    protocol = Protocol.of("cuda", 15)
+    found = [protocol.placement(15 + more) for more in range(protocol.extension)]
+    assert found == [8 + more // FURTHER_ROUNDS for more in range(FURTHER * FURTHER_ROUNDS)]
+    assert len({0, *map(protocol.placement, range(15)), *found}) == 19
+    assert protocol.placement(14) == 7
+    assert [Protocol.of(*each).further for each in (("c", 15), ("cuda", 6), ("cuda", 7))] == [0, 0, FURTHER]
+    with pytest.raises(ValueError, match="further is 2; without placements it must be 0"):
+        Protocol(9, confirmation=9, further=2)
+
+
+def test_a_protocol_that_was_kept_before_there_were_further_placements_has_none() -> None:
+    kept = {name: value for name, value in Protocol.of("cuda", 15).to_dict().items() if name != "further"}
+    assert Protocol(**kept).extension == 0  # type: ignore[arg-type]
 
 
 def test_more_placements_than_rounds_to_share_and_rounds_that_have_no_number_are_refused() -> None:

@@ -653,6 +653,7 @@ def test_a_resumed_race_with_a_wider_bound_takes_back_who_had_left() -> None:
 # Finalists move.
 
 MOVES = Protocol(13, screening=6, confirmation=6, placements=4)
+ON = Protocol(13, screening=6, confirmation=7, placements=7, further=3)
 
 
 def places(store: ListStore, candidate: Candidate) -> list[int]:
@@ -710,15 +711,53 @@ def test_what_a_twin_fails_by_when_it_moves_is_the_originals_failure() -> None:
 
 
 @pytest.mark.parametrize("every", [3, 7])
-def test_a_race_stopped_between_moves_equals_one_that_was_not(every: int) -> None:
-    times = steady(A=100.0, B=102.0)
-    whole = race(SteadyBench(times=times), ListStore(), protocol=MOVES)
+@pytest.mark.parametrize(("protocol", "last"), [(MOVES, 4), (ON, 10)], ids=["moves", "further moves"])
+def test_a_race_stopped_between_moves_equals_one_that_was_not(
+    protocol: Protocol, last: int, every: int
+) -> None:
+    times = steady(A=100.0, B=100.5, C=102.0)
+    whole = race(SteadyBench(times=times), ListStore(), protocol=protocol)
+    assert max(s.placement for s in whole.rows[A].samples) == last
     store = ListStore()
     while any(trial.outcome is None for trial in store.rows.values()) or len(store.rows) < len(SEVEN):
         bench = SteadyBench(times=times)
         with suppress(Stopped):
-            race(bench, store, AMPLE, partial(has_timed, bench, every), protocol=MOVES)
+            race(bench, store, AMPLE, partial(has_timed, bench, every), protocol=protocol)
     assert store.rows == whole.rows
+
+
+def test_who_is_not_told_apart_moves_on_without_the_twin_and_who_is_stops() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=100.5, C=102.0))
+    store = race(bench, ListStore(), protocol=ON)
+    further = [*(1000 * p for p in range(1, 8)), *(1000 * p + n for p in (8, 9, 10) for n in range(3))]
+    assert [n // 1000 for n in places(store, A)] == [n // 1000 for n in further]
+    assert places(store, A) == places(store, B)
+    assert [n // 1000 for n in places(store, C)] == list(range(1, 8))
+    assert [s.placement for s in store.rows[A].twins] == list(range(1, 8))
+    assert bench.moved[-6:] == [(c, place) for place in (8, 9, 10) for c in (A, B)]
+    assert store.kinds() == dict.fromkeys(SEVEN)
+
+
+def test_who_fails_at_a_further_place_is_a_row_and_the_race_ends() -> None:
+    bench = SteadyBench(times=steady(A=100.0, B=100.5), odd={(B, 0, 8001): [LAUNCH]})
+    store = race(bench, ListStore(), protocol=ON)
+    assert store.rows[B].outcome == LAUNCH
+    assert store.kinds()[A] is None
+    assert standings(store.trials(1))[0].candidate == A
+
+
+def test_batches_confirm_and_go_on_each_for_itself() -> None:
+    times = steady(A=100.0, B=100.5, C=100.2)
+    store = race(SteadyBench(times=times), ListStore(), room_for(5), protocol=ON)
+    reached = {
+        n: {c: max(s.placement for s in t.samples if s.batch == n)
+            for c, t in store.rows.items() if any(s.batch == n for s in t.samples)}
+        for n in batches(store)
+    }  # fmt: skip
+    assert reached[0][A] == reached[0][B] == 10
+    assert len(reached) > 1
+    whole = [replace(t, outcome=Measurement(t.samples)) for t in store.trials(1)]  # carried ones, too
+    assert standings(whole)[0].candidate == A
 
 
 def test_a_throttled_round_is_taken_again_in_its_placement() -> None:

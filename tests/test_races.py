@@ -36,7 +36,11 @@ def test_without_noise_the_best_always_wins_and_the_slower_leave_or_are_told_apa
     tally = races["simulate"]([silence], 0.02, 9, 5, 1)
     assert (tally.slower_best, tally.told_wrongly, tally.lost, tally.fresh, tally.kept) == (0, 0, 0, 0, 0)
     assert tally.spent == 5 * (8 * 9 + 9 * 9)  # all eight, within 3 %, are confirmed, and a twin
-    stayed = races["simulate"]([silence], 0.02, 9, 5, 1, stay=True)
+    further = races["simulate"]([silence], 0.02, 9, 5, 1, rule="further")
+    assert further.spent == tally.spent  # all are told apart: nobody goes on
+    near = races["simulate"]([silence], 0.005, 9, 5, 1, rule="further")
+    assert near.spent == tally.spent + 5 * 6 * 33  # six of eight, without a twin
+    stayed = races["simulate"]([silence], 0.02, 9, 5, 1, rule="stay")
     assert stayed.spent == 5 * (8 * 9 + 2 * 9)
     tally = races["simulate"]([silence], 0.10, 9, 5, 1)
     assert tally.spent == 5 * (8 * 6 + 3 + 2 * 9)  # seven leave at the look
@@ -96,9 +100,14 @@ def test_sweeps_of_one_kind_are_compared_cell_by_cell(races: dict[str, Any], rec
 def test_where_finalists_move_a_bias_of_places_makes_fewer_slower_ones_win(
     races: dict[str, Any], recorded: Any
 ) -> None:
-    """2 % slower, a bias of up to 2 % either way: the truly best is told apart wrongly, or only outrun."""
+    """2 % slower, a bias of up to 2 % either way: the truly best is told apart wrongly, or only outrun.
+
+    Where those who are not told apart move on it is outrun less often still.
+    """
     noises = [n for rows in races["cells"](recorded[2], 15).values() if (n := races["Noise"].of(rows))]
-    stay, move = (races["simulate"](noises, 0.02, 15, 60, 7, 0.02, stay=stay) for stay in (True, False))
+    stay, move, further = (races["simulate"](noises, 0.02, 15, 60, 7, 0.02, rule) for rule in races["RULES"])
+    assert further.slower_best < move.slower_best
+    assert further.told_wrongly == 0
     assert move.slower_best < stay.slower_best / 2
     assert move.told_wrongly <= 1 < stay.told_wrongly
     assert move.bands < stay.bands

@@ -25,7 +25,7 @@ from mhctune.kernels.seam import Problem
 from mhctune.kernels.space import Candidate
 
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PROTOCOL = Protocol(13, screening=6, confirmation=6)
+PROTOCOL = Protocol(13, screening=6, confirmation=7, placements=7, further=2)
 VALUES = {"tile_n": [12, 24], "n_splits": [1], "block_h": [64], "block_m": [1, 2]}
 
 
