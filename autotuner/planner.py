@@ -78,18 +78,18 @@ def problem_of(model: Model, seam: Seam, aux: bool = False) -> Problem:
 _MODELS = {True: "deepseek-v4.1-flash", False: "deepseek-v4-pro"}
 
 
-def _model_of(named: str | None, config: Sweep, seam: Seam) -> Model:
+def _model_of(named: str | None, config: Sweep, seam: Seam, hidden_size: int | None) -> Model:
     """Return the model that was named, or the sweep's; for a seam of the other version that version's.
 
-    A hidden size that the sweep states takes the place of its models', not of one that was named.
+    A hidden size that the sweep states takes the place of its models', not of one that was named; one that
+    is given takes the place of all.
     """
     model = load_model(named or config.model)
-    if named is not None:
-        return model
-    if seam.name != config.seam:
+    if named is None and seam.name != config.seam:
         wanted = seam.canonical(Problem(model.hidden_size, delayed=model.delayed)).delayed
         model = model if wanted == model.delayed else load_model(_MODELS[wanted])
-    return model.model_copy(update={"hidden_size": config.hidden_size or model.hidden_size})
+    stated = None if named else config.hidden_size
+    return model.model_copy(update={"hidden_size": hidden_size or stated or model.hidden_size})
 
 
 def _limits_of(config: Sweep, target: str, seam: Seam, problem: Problem) -> Limits:
@@ -241,6 +241,7 @@ def plan_sweep(
     max_regret: float | None = None,
     l2: str | None = None,
     seed: int | None = None,
+    hidden_size: int | None = None,
     here: bool = True,
 ) -> SweepPlan:
     """Return the plan of a sweep on a target.
@@ -264,7 +265,7 @@ def plan_sweep(
         protocol = Protocol.of(gpu.target, samples or config.samples)
     except ValueError as error:
         raise ConfigError(f"{error}; give fewer by --samples or in the sweep file") from error
-    problem = problem_of(_model_of(model, config, found), found, config.aux)
+    problem = problem_of(_model_of(model, config, found, hidden_size), found, config.aux)
     shared = replace(problem, top_k=config.top_k, ranks=config.ranks, interleave=config.interleave)
     problem = found.canonical(shared)
     limits = _limits_of(config, gpu.target, found, problem)

@@ -247,6 +247,19 @@ def test_every_seam_can_be_planned_on_the_cpu_without_naming_a_model(seam: str) 
     assert forecast(plan, 2, None).trials == plan.grid
 
 
+@pytest.mark.parametrize("hidden", [4096, 7168])
+def test_a_hidden_size_that_is_given_takes_the_place_of_the_models(
+    sweep_file: Callable[[str], str], hidden: int
+) -> None:
+    path = sweep_file("hidden_size = 1024\n")
+    plan = plan_sweep(CPU, path, hidden_size=hidden)
+    assert plan.problem == Problem(hidden_size=hidden)  # still V4.1's delayed seam, and its eps
+    assert plan.record().digest != plan_sweep(CPU, path).record().digest
+    assert plan_sweep(CPU, path).problem.hidden_size == 1024
+    named = plan_sweep(CPU, path, model="deepseek-v4.1-flash", hidden_size=hidden)
+    assert named.problem == plan.problem
+
+
 @pytest.mark.parametrize("seam", sorted(V4_SEAMS))
 def test_a_v4_seam_is_refused_for_a_v41_model(seam: str) -> None:
     with pytest.raises(ConfigError, match=r"delays its pre block \(V4\.1\), seam .* such as deepseek-v4-pro"):
