@@ -26,7 +26,7 @@ from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.bands_report import bands_dict, bands_sheets, uncovered_note
 from mhctune.autotuner.bench import BenchLost
 from mhctune.autotuner.benches import open_bench
-from mhctune.autotuner.budget import BudgetError
+from mhctune.autotuner.budget import BudgetError, VramBudget
 from mhctune.autotuner.check import Check, Finding
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.explanation import explain as why_served
@@ -246,6 +246,7 @@ def sweep(
     ranks, first = Ranks.of(os.environ), plans[0]
     if not ranks.rank:  # who owns the database
         tuning.check()
+        VramBudget.parse(vram_budget, device.free_bytes)  # before a worker starts, which takes seconds
     try:
         with open_bench(first.seam.name, first.target, first.protocol.l2, device=ranks.local) as bench:
             tune(tuning, plans, bench, device.free_bytes, vram_budget, ranks=ranks, new=new, probe=probe)

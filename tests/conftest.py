@@ -53,6 +53,14 @@ def make_fingerprint() -> Callable[..., Fingerprint]:
     return lambda **changes: Fingerprint(**{**FINGERPRINT, **changes})
 
 
+# By processor time from an empty kernel cache, on one Xeon core 190 s to 20; no other file takes as long.
+LONG = (
+    "test_kill.py", "test_seams.py", "test_post_pre_delayed.py", "test_cli.py", "test_ranks.py",
+    "test_worker.py",
+    "test_chain.py", "test_seam_ops.py", "test_kernel_cache.py", "test_story.py", "test_ranks_sweep.py",
+    "test_topk_merge.py", "test_ops.py", "test_cuda_topk.py", "test_compiler.py", "test_ahead.py",
+)  # fmt: skip
+
 VARIANTS = {
     Candidate.of("fused", {"tile_n": tile_n, "n_splits": splits}): (
         f"cuda:post_pre(tile_n={tile_n})",
@@ -169,6 +177,20 @@ def fresh_serving(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> list[V
     monkeypatch.setattr(serving, "_fitting", set())
     monkeypatch.setattr(serving, "compile_variant", compile_one)
     return asked
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that no process is left alone with it at the end."""
+    rank = {name: at for at, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give `pytest -n` whole files, unless another `--dist` is asked for."""
+    from spread import ByFile  # type: ignore[import-not-found]  # only where there is pytest-xdist
+
+    return ByFile(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

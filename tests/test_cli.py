@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import shutil
 import signal
 import sqlite3
@@ -19,13 +20,16 @@ from rich.console import Console
 from typer.main import get_command
 
 from mhctune import cli
-from mhctune.autotuner.benches import make_bench
+from mhctune.autotuner.bench import HostBench
+from mhctune.autotuner.benches import SeamsBench
 from mhctune.autotuner.probe import Device, cpu_name
 from mhctune.configs.errors import ConfigError
 from mhctune.db import schema
 from mhctune.db.export import export
 from mhctune.db.models import VERSION_TABLE
 from mhctune.db.tables import load_table
+from mhctune.kernels.compiler import Compiler
+from mhctune.kernels.registry import SEAMS
 
 TINY = """
 name = "tiny"
@@ -91,10 +95,27 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     return folder, mhctune(folder, "sweep", "--sweep", "tiny.toml")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def measured(swept: tuple[Path, Ran]) -> Path:
     """The folder of a complete sweep; only read it."""
     return swept[0]
+
+
+@pytest.fixture
+def in_this_process(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Let sweeps have the real bench here; a worker takes 4 s to start. Other tests have one."""
+    # TileLang remarks that this process asked for a kernel before, on standard output.
+    caplog.set_level(logging.ERROR, "tilelang.cache.kernel_cache")
+
+    @contextmanager
+    def opened(seam_name: str, target: str, l2: str, device: int = 0) -> Iterator[Any]:
+        bench: Any = SeamsBench(seam_name, lambda name: HostBench(SEAMS[name], compiler))
+        bench.compile_all, bench.seconds = compiler.compile_all, {}
+        yield bench
+
+    monkeypatch.setattr("mhctune.cli.open_bench", opened)
 
 
 FAMILY = """
@@ -117,7 +138,7 @@ block_m = [1]
 """
 
 
-def test_a_family_of_seams_is_tuned_into_one_database(tmp_path: Path) -> None:
+def test_a_family_of_seams_is_tuned_into_one_database(tmp_path: Path, in_this_process: None) -> None:
     (tmp_path / "family.toml").write_text(FAMILY)
     alone = mhctune(tmp_path, "sweep", "--sweep", "family.toml", "--seam", "collapse")
     assert alone.code == 0, alone.err
@@ -457,7 +478,7 @@ def test_doctor_shows_the_machine(tmp_path: Path) -> None:
 
 
 def test_a_budget_for_part_of_the_grid_is_incomplete_and_the_same_command_completes_it(
-    tmp_path: Path,
+    tmp_path: Path, in_this_process: None
 ) -> None:
     (tmp_path / "tiny.toml").write_text(TINY.format(extra=""))
     command = ("sweep", "--sweep", "tiny.toml", "--tokens", "1,64", "--json")
@@ -477,20 +498,13 @@ def test_a_budget_for_part_of_the_grid_is_incomplete_and_the_same_command_comple
     assert shrunk not in whole.said
 
 
-def test_a_sweep_that_measured_nothing_says_where_its_rows_are(tmp_path: Path) -> None:
+def test_a_sweep_that_measured_nothing_says_where_its_rows_are(tmp_path: Path, in_this_process: None) -> None:
     (tmp_path / "tiny.toml").write_text(TINY.format(extra=""))
 
     def refuse(*arguments: object, **options: object) -> None:
         raise MemoryError("no room")
 
-    @contextmanager
-    def in_this_process(seam_name: str, target: str, l2: str, device: int = 0) -> Iterator[Any]:
-        bench, compiler = make_bench(seam_name, target, l2, device)
-        bench.compile_all, bench.seconds = compiler.compile_all, {}  # type: ignore[attr-defined]
-        yield bench
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mhctune.cli.open_bench", in_this_process)
         patch.setattr("mhctune.autotuner.bench.OutputBuffers", refuse)
         ran = mhctune(tmp_path, "sweep", "--sweep", "tiny.toml")
     assert ran.code == 5
@@ -610,9 +624,10 @@ BAD: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def folder(measured: Path, tmp_path: Path) -> Path:
-    """A folder with everything that the bad inputs name."""
+@pytest.fixture(scope="module")
+def named(measured: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that the bad inputs name, made once."""
+    folder = tmp_path_factory.mktemp("named")
     for name, text in {
         "tiny": TINY.format(extra=""),
         "typo": TINY.format(extra="smaples = 9"),
@@ -621,22 +636,28 @@ def folder(measured: Path, tmp_path: Path) -> Path:
         "illegal": TINY.format(extra="").replace("tile_n = [24]", "tile_n = [7]", 1),
         "broken": "name = ",
     }.items():
-        (tmp_path / f"{name}.toml").write_text(text)
-    (tmp_path / "notes.txt").write_text("what I did today\n")
+        (folder / f"{name}.toml").write_text(text)
+    (folder / "notes.txt").write_text("what I did today\n")
     for name in ("newer.db", "empty.db"):
-        schema.upgrade(tmp_path / name)
-    with closing(sqlite3.connect(tmp_path / "newer.db")) as connection, connection:
+        schema.upgrade(folder / name)
+    with closing(sqlite3.connect(folder / "newer.db")) as connection, connection:
         connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
-    with closing(sqlite3.connect(tmp_path / "other.db")) as connection, connection:
+    with closing(sqlite3.connect(folder / "other.db")) as connection, connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
     name, manifest = mhctune(
-        tmp_path, "export", "--db", str(measured / "mhctune.db"), "--format", "json", "--json"
+        folder, "export", "--db", str(measured / "mhctune.db"), "--format", "json", "--json"
     ).json
-    (tmp_path / manifest).unlink()
-    (tmp_path / "taken").mkdir()
-    (tmp_path / name).unlink()
-    (tmp_path / "taken" / name).write_text('{"somebody": "else"}')
-    return tmp_path
+    (folder / manifest).unlink()
+    (folder / "taken").mkdir()
+    (folder / name).unlink()
+    (folder / "taken" / name).write_text('{"somebody": "else"}')
+    return folder
+
+
+@pytest.fixture
+def folder(named: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return Path(shutil.copytree(named, tmp_path, dirs_exist_ok=True))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

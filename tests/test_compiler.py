@@ -18,7 +18,9 @@ from runtime_splits import compile_runtime_splits  # type: ignore[import-not-fou
 
 from mhctune.configs.errors import ConfigError
 from mhctune.kernels.compiler import (
+    C_FLAGS,
     C_PASS_CONFIG,
+    C_WITHOUT_HALF,
     PASS_CONFIG,
     Compiled,
     CompileError,
@@ -32,6 +34,20 @@ from mhctune.kernels.seam import Problem, Variant
 
 VARIANTS = [Variant.of("post", "c", hidden_size=hidden, block_h=256) for hidden in (256, 512, 768, 1024)]
 BROKEN = Variant.of("post", "c", hidden_size=1, block_h=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "compiles"), [("return a[0] * a[1];", True), ("half x = half(a[0]); return float(x);", False)]
+)
+def test_without_tilelangs_half_a_kernel_that_holds_one_does_not_compile(body: str, compiles: bool) -> None:
+    """And without the flags both compile, which shows that the flags are what refuses."""
+    from tilelang.env import TILELANG_TEMPLATE_PATH
+
+    text = f'#include <tl_templates/cpp/common.h>\nextern "C" float f(float* a) {{ {body} }}\n'
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-I", TILELANG_TEMPLATE_PATH, "-x", "c++", "-"]
+    for flags, expected in (((*C_FLAGS, *C_WITHOUT_HALF), compiles), (C_FLAGS, True)):
+        done = subprocess.run([*command, *flags], input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == expected, done.stderr
 
 
 class FakeCompiler:
