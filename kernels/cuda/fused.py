@@ -130,15 +130,15 @@ class FusedMma(_Fused):
                     lambda c: c["block_h"] in (16, 32, 64, 128) and c["block_m"] in (16, 32, 64),
                 ),
                 Constraint(
-                    "n_thr {n_thr} must be 128, or 256 where block_h {block_h} and block_m {block_m} are 32 or "
-                    "more: each thread takes as many weights and products",
+                    "n_thr {n_thr} must be 128, or 256 where block_h {block_h} and block_m {block_m} are 32 "
+                    "or more: each thread takes as many weights and products",
                     lambda c: (
                         c["n_thr"] == 128 or (c["n_thr"] == 256 and min(c["block_h"], c["block_m"]) >= 32)
                     ),
                 ),
                 Constraint(
                     "block_m {block_m} x block_h {block_h} must be 2 to 64 elements for each of n_thr "
-                    "{n_thr} threads: it loads two neighbours or more at once, and holds what it loads in registers",
+                    "{n_thr} threads: it loads two neighbours or more at once, and holds them in registers",
                     lambda c: 2 * c["n_thr"] <= c["block_m"] * c["block_h"] <= 64 * c["n_thr"],
                 ),
                 *self._epilogue_rules(problem),
