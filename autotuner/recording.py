@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from mhctune.autotuner.exploration import Exploration
@@ -64,7 +64,7 @@ def recording(sweep: SweepRecord, trials: Sequence[Trial], about: str, source: s
         "about": about,
         "source": source,
         "columns": COLUMNS,
-        "fingerprint": asdict(sweep.fingerprint),
+        "fingerprint": sweep.fingerprint.as_dict(),
         "unit": "us",
         "sweep": {**kept, "problem": problem, "variants": variants},
     }

@@ -23,6 +23,7 @@ from mhctune.autotuner.terms import Terms
 from mhctune.autotuner.words import counted, percent, size_text, token_range
 from mhctune.configs.loader import Kind, names, recognise
 from mhctune.kernels.dispatch import Answer, DispatchTable
+from mhctune.kernels.frozen import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class SweepLine:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-able data, without the long list of candidates: the space says them shorter."""
-        data = asdict(replace(self, record=replace(self.record, variants={}, search=None)))
+        brief = replace(self, record=replace(self.record, variants={}, search=None))
+        data = asdict(brief, dict_factory=plain)
         del data["record"]["variants"]
         search = self.record.search
         data["record"]["search"] = search.summary() if search else None

@@ -13,6 +13,7 @@ from mhctune.db.magic import is_sqlite
 from mhctune.db.repository import Repository
 from mhctune.db.tables import matching, no_table
 from mhctune.kernels.dispatch import TableError
+from mhctune.kernels.frozen import plain
 
 Kind = tuple[str, ...]
 
@@ -39,7 +40,7 @@ class Compared:
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-able data; a choice is its arm and config."""
         data: dict[str, Any] = {"table": self.name, "same": self.same, "only_in": self.only_in or None}
-        return data | (asdict(self.found) if self.found else {})
+        return data | (asdict(self.found, dict_factory=plain) if self.found else {})
 
 
 def diff(before: str, after: str) -> list[Compared]:

@@ -6,7 +6,10 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+
+TYPE_CHECKING = False  # as type checkers read it, see `mhctune.kernels.dispatch`
+if TYPE_CHECKING:
+    from typing import Any
 
 _BANDS = re.compile(r'"bands"\s*:\s*\[')
 _SEPARATOR = re.compile(r"[\s,]*")

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from mhctune.db.magic import is_sqlite
 from mhctune.kernels.dispatch import SCHEMA_VERSION, DispatchTable, Fingerprint, Status, TableError
@@ -117,7 +116,7 @@ def against(table: DispatchTable, here: Fingerprint) -> DispatchTable:
     from mhctune.configs.families import same_family  # only another device has to wait for it
 
     if same_family(*names):
-        return replace(judged, status=Status.FAMILY)
+        return judged.replace(status=Status.FAMILY)
     return judged
 
 

@@ -9,11 +9,12 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 
-# As type checkers read it. Importing typing would add 2.6 ms of CPU time to the 29 that importing
-# `mhctune.db.tables` takes (medians of 25 processes, bytecode kept).
+from mhctune.kernels.frozen import Frozen
+
+# As type checkers read it. Importing typing would add 6 ms of CPU time to the 17 that importing
+# `mhctune.db.tables` takes, dataclasses 15 (medians of 25 processes on two busy cores, bytecode kept).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -55,8 +56,7 @@ _WORST = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(Frozen):
     """What makes a measurement valid.
 
     `memory_gib` is rounded: two boots of one machine report sizes that differ by megabytes. On the target
@@ -80,11 +80,12 @@ class Fingerprint:
     @property
     def digest(self) -> str:
         """Return 16 hex digits that name this fingerprint."""
-        return _digest(asdict(self))[:16]
+        return _digest(self.as_dict())[:16]
 
     def differences(self, other: Fingerprint) -> dict[str, tuple[Any, Any]]:
         """Return the fields that differ, with both values."""
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        theirs = other.as_dict()
+        pairs = {name: (value, theirs[name]) for name, value in self.as_dict().items()}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def status(self, current: Fingerprint) -> Status:
@@ -96,8 +97,7 @@ class Fingerprint:
         return Status.EXACT
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Frozen):
     """An arm and its config."""
 
     arm: str
@@ -113,18 +113,16 @@ class Choice:
         return f"{self.arm}({', '.join(f'{name}={value}' for name, value in self.config)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(Frozen):
     """A closed token range with one choice; `evidence` is JSON that explains it."""
 
     first: int
     last: int
     choice: Choice
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Frozen):
     """What a lookup returns."""
 
     choice: Choice
@@ -134,8 +132,7 @@ class Answer:
     """Token range of the answer; `last` is None where it is open above."""
 
 
-@dataclass(frozen=True)
-class DispatchTable:
+class DispatchTable(Frozen):
     """The bands of one seam, problem and numerics class on one fingerprint.
 
     `default` is served above the last band. `status` is fixed when the table is loaded, so that a lookup
@@ -149,7 +146,7 @@ class DispatchTable:
     fingerprint: Fingerprint
     bands: tuple[Band, ...]
     default: Choice
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = {}
     status: Status = Status.EXACT
 
     def __post_init__(self) -> None:
@@ -191,11 +188,11 @@ class DispatchTable:
 
     def against(self, current: Fingerprint) -> DispatchTable:
         """Return the table with its status on a machine that is `current`."""
-        return replace(self, status=self.fingerprint.status(current))
+        return self.replace(status=self.fingerprint.status(current))
 
     def elsewhere(self) -> DispatchTable:
         """Return the table with the status `foreign`: the machine at hand is of another target."""
-        return replace(self, status=Status.FOREIGN)
+        return self.replace(status=Status.FOREIGN)
 
     def _content(self) -> dict[str, Any]:
         return {
@@ -203,7 +200,7 @@ class DispatchTable:
             "problem": dict(self.problem),
             "target": self.target,
             "numerics": self.numerics,
-            "fingerprint": asdict(self.fingerprint),
+            "fingerprint": self.fingerprint.as_dict(),
             "bands": [
                 {
                     "first": band.first,

@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +79,8 @@ def only(repository: Repository, exported: DispatchTable | None = None) -> dict[
 
 def swap(table: DispatchTable, place: int, choice: Choice, **changes: Any) -> DispatchTable:
     bands = list(table.bands)
-    bands[place] = replace(bands[place], choice=choice)
-    return replace(table, bands=tuple(bands), **changes)
+    bands[place] = bands[place].replace(choice=choice)
+    return table.replace(bands=tuple(bands), **changes)
 
 
 # What was kept.
@@ -113,13 +112,13 @@ def test_a_band_that_differs_from_the_database_is_named_with_both_choices(
 
 def test_differing_ranges_reach_over_both_ends(table: DispatchTable) -> None:
     first, second = table.bands
-    shorter = replace(table, bands=(replace(first, last=1), Band(2, 2, second.choice)), default=first.choice)
+    shorter = table.replace(bands=(first.replace(last=1), Band(2, 2, second.choice)), default=first.choice)
     assert differences(table, shorter) == [
         ("2 tokens", first.choice, second.choice),
         ("tokens 5 to 16", second.choice, first.choice),
         ("tokens 17 and up", second.choice, first.choice),
     ]
-    longer = replace(table, bands=(first, replace(second, last=64)))
+    longer = table.replace(bands=(first, second.replace(last=64)))
     assert differences(table, longer) == []
     assert agree(longer, table, "stored table 1").sentence == (
         "same choices, other edges: 1-4, 5-64 in the file, 1-4, 5-16 in stored table 1"
@@ -138,7 +137,7 @@ def test_the_same_bands_of_another_sweep_are_a_disagreement(
 def test_a_table_that_the_database_does_not_hold_is_missing(
     repository: Repository, table: DispatchTable, make_fingerprint: Callable[..., Fingerprint]
 ) -> None:
-    other = replace(table, fingerprint=make_fingerprint(gpu_name="NVIDIA B200"))
+    other = table.replace(fingerprint=make_fingerprint(gpu_name="NVIDIA B200"))
     found = only(repository, other)
     assert found["export"].verdict is Verdict.MISSING
     assert "replay" not in found
@@ -157,7 +156,7 @@ def test_a_table_short_of_its_declared_grid_is_missing_and_not_passed(
     repository: Repository, table: DispatchTable
 ) -> None:
     (stored,) = repository.tables()
-    short = replace(table, bands=table.bands[:1], default=table.bands[0].choice)
+    short = table.replace(bands=table.bands[:1], default=table.bands[0].choice)
     repository.save_table(stored.sweep_id, short)
     (checked,) = check_tables(repository)
     found = {finding.what: finding for finding in checked.findings}
@@ -178,8 +177,8 @@ def test_a_replay_knows_no_incumbent_that_was_kept_after_its_table(
     sweep(repository, plan.record(), LATENCIES)
     # As a version kept it that did not write its incumbent down.
     evidence = {key: value for key, value in table.evidence.items() if key != "incumbent"}
-    old = repository.save_table(2, replace(table, evidence=evidence))
-    repository.save_table(1, replace(table, numerics="other"))
+    old = repository.save_table(2, table.replace(evidence=evidence))
+    repository.save_table(1, table.replace(numerics="other"))
     given: list[Sequence[DispatchTable]] = []
     monkeypatch.setattr(derivation, "incumbent_for", lambda fingerprint, tables: given.append(tables))
     derive_stored(repository, repository.sweep(2))
@@ -226,7 +225,7 @@ def test_an_illegal_choice_is_named_and_not_timed(table: DispatchTable, choice: 
 
 
 def test_an_illegal_default_is_named(table: DispatchTable) -> None:
-    found = legal(replace(table, default=Choice.of("mega", {})))
+    found = legal(table.replace(default=Choice.of("mega", {})))
     assert "has no arm 'mega'" in found.sentence
 
 
@@ -237,7 +236,7 @@ def test_an_illegal_default_is_named(table: DispatchTable) -> None:
 def test_a_table_of_an_unknown_seam_or_problem_is_no_bug(
     table: DispatchTable, changes: dict[str, Any], reason: str
 ) -> None:
-    wrong = replace(table, **changes)
+    wrong = table.replace(**changes)
     assert reason in legal(wrong).sentence
     assert timed(wrong, FakeBench()) == []
     assert current(wrong).verdict in (Verdict.DISAGREES, Verdict.PASSED)
@@ -246,9 +245,8 @@ def test_a_table_of_an_unknown_seam_or_problem_is_no_bug(
 def test_changed_sources_are_named_by_arm(table: DispatchTable) -> None:
     assert current(table).verdict is Verdict.PASSED
     sources = {**table.evidence["sources"], "fused": "0" * 64}
-    stale = replace(
-        table,
-        fingerprint=replace(table.fingerprint, source_hash="1" * 64),
+    stale = table.replace(
+        fingerprint=table.fingerprint.replace(source_hash="1" * 64),
         evidence={**table.evidence, "sources": sources},
     )
     found = current(stale)
@@ -364,7 +362,7 @@ def test_a_baseline_is_compared_here_by_timing_and_elsewhere_by_stored_samples(
 def test_a_baseline_of_another_problem_compares_nothing_and_is_no_pass(
     run: Callable[..., Any], table: DispatchTable, tmp_path: Path
 ) -> None:
-    other = replace(table, problem=Problem(hidden_size=512).to_dict())
+    other = table.replace(problem=Problem(hidden_size=512).to_dict())
     for device in ("this processor", "another processor"):
         ran = run("--baseline", str(export(other, "json", tmp_path)), device=device)
         assert ran.exit_code == 3
@@ -391,6 +389,6 @@ def test_a_database_without_a_table_is_missing(tmp_path: Path) -> None:
 
 def test_a_table_is_timed_again_in_the_l2_state_it_was_measured_in(table: DispatchTable) -> None:
     assert l2_of(table) == "warm"
-    assert l2_of(replace(table, evidence={"protocol": {"l2": "cold"}})) == "cold"
-    assert l2_of(replace(table, evidence={"protocol": "unreadable"})) == "warm"
-    assert l2_of(replace(table, evidence={})) == "warm"
+    assert l2_of(table.replace(evidence={"protocol": {"l2": "cold"}})) == "cold"
+    assert l2_of(table.replace(evidence={"protocol": "unreadable"})) == "warm"
+    assert l2_of(table.replace(evidence={})) == "warm"

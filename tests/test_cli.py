@@ -11,7 +11,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +285,7 @@ def test_a_copy_answers_alike_and_a_table_with_another_edge_does_not(measured: P
     name, _ = mhctune(tmp_path, "export", "--db", db, "--format", "json", "--json").json
     assert mhctune(tmp_path, "diff", name, db, "--json").json[0]["same"] is True
     table = load_table(tmp_path / name)
-    longer = replace(table, bands=(replace(table.bands[-1], first=1, last=9),))
+    longer = table.replace(bands=(table.bands[-1].replace(first=1, last=9),))
     moved = export(longer, "json", tmp_path / "moved")
     ran = mhctune(tmp_path, "diff", db, str(moved))
     assert ran.code == 1
@@ -353,11 +353,11 @@ def test_merged_databases_are_listed_and_derive_the_same_bands(measured: Path, t
 def test_a_replay_that_is_not_the_kept_table_fails(measured: Path, tmp_path: Path) -> None:
     db = str(measured / "mhctune.db")
     table = load_table(db)
-    other = export(replace(table, evidence={**table.evidence, "max_regret": 0.2}), "json", tmp_path)
+    other = export(table.replace(evidence={**table.evidence, "max_regret": 0.2}), "json", tmp_path)
     ran = mhctune(tmp_path, "replay", db, "--table", str(other))
     assert ran.code == 1
     assert "but other evidence (max_regret)" in " ".join(ran.out.split())
-    foreign = replace(table, fingerprint=replace(table.fingerprint, gpu_name="NVIDIA B200"))
+    foreign = table.replace(fingerprint=table.fingerprint.replace(gpu_name="NVIDIA B200"))
     other = export(foreign, "json", tmp_path)
     assert mhctune(tmp_path, "replay", db, "--table", str(other)).code == 3
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ def begin(repository: Repository, make_sweep: Any) -> Callable[..., int]:
 
 def of(table: DispatchTable, sweep: int, bands: int = 3) -> DispatchTable:
     """A table of a sweep with its first bands."""
-    return replace(table, bands=table.bands[:bands], evidence={**table.evidence, "sweep": sweep})
+    return table.replace(bands=table.bands[:bands], evidence={**table.evidence, "sweep": sweep})
 
 
 def test_a_table_that_ends_earlier_than_the_one_it_replaces_is_kept_with_a_warning(

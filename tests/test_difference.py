@@ -63,7 +63,7 @@ def test_a_moved_edge_is_named_with_both_places_and_the_range_that_changed(table
 
 
 def test_another_default_is_open_above(table: Make) -> None:
-    found = difference(Side(table((8, A))), Side(replace(table((8, A)), default=B)))
+    found = difference(Side(table((8, A))), Side(table((8, A)).replace(default=B)))
     assert [(c.first, c.last) for c in found.changes] == [(9, None)]
     assert sentences(found)[0].startswith("9 and up: ")
 

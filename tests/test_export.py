@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,9 +70,9 @@ def test_an_edge_that_is_off_by_one_is_caught(
     table = wide(make_table)
     bands = list(table.bands)
     moved = bands[edge].first + (1 if bands[edge].last > bands[edge].first else -1)
-    bands[edge - 1] = replace(bands[edge - 1], last=moved - 1)
-    bands[edge] = replace(bands[edge], first=moved)
-    path = export(replace(table, bands=tuple(bands)), format, tmp_path)
+    bands[edge - 1] = bands[edge - 1].replace(last=moved - 1)
+    bands[edge] = bands[edge].replace(first=moved)
+    path = export(table.replace(bands=tuple(bands)), format, tmp_path)
     assert list(wrong_answers(format, path, table)) == [min(moved, table.bands[edge].first)]
 
 
@@ -123,11 +122,11 @@ def test_the_text_forms_say_whose_they_are_and_what_speaks_for_each_band(
 def test_a_moved_edge_changes_the_lines_of_two_bands_and_no_other(
     make_table: MakeTable, tmp_path: Path, format: str
 ) -> None:
-    table = replace(wide(make_table), evidence={})
-    bands = [replace(band, evidence={}) for band in table.bands]
-    before = export(replace(table, bands=tuple(bands)), format, tmp_path).read_text().splitlines()
-    bands[1], bands[2] = replace(bands[1], last=16), replace(bands[2], first=17)
-    after = export(replace(table, bands=tuple(bands)), format, tmp_path).read_text().splitlines()
+    table = wide(make_table).replace(evidence={})
+    bands = [band.replace(evidence={}) for band in table.bands]
+    before = export(table.replace(bands=tuple(bands)), format, tmp_path).read_text().splitlines()
+    bands[1], bands[2] = bands[1].replace(last=16), bands[2].replace(first=17)
+    after = export(table.replace(bands=tuple(bands)), format, tmp_path).read_text().splitlines()
     assert len(before) == len(after)
     changed = [old for old, new in zip(before, after, strict=True) if old != new]
     digests = [line for line in changed if "digest" in line.lower()]

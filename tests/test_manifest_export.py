@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,9 +47,9 @@ def _named(key: dict[str, object]) -> str:
 
 
 def test_the_default_is_reachable_too(table: DispatchTable) -> None:
-    first = replace(table, bands=table.bands[:1], default=UNFUSED)
+    first = table.replace(bands=table.bands[:1], default=UNFUSED)
     assert set(reachable(first)) == set(reachable(table))
-    assert len(reachable(replace(first, default=FUSED))) < len(reachable(first))
+    assert len(reachable(first.replace(default=FUSED))) < len(reachable(first))
 
 
 def test_warming_up_compiles_exactly_what_it_names(table: DispatchTable) -> None:
@@ -77,10 +76,10 @@ def test_it_lies_beside_the_export_and_is_compared_with_it(table: DispatchTable,
     manifest = export_manifest(table, tmp_path)
     (found,) = manifests_beside(path, table)
     assert found.verdict is Verdict.PASSED, found.sentence
-    (moved,) = manifests_beside(path, replace(table, bands=table.bands[:1], default=FUSED))
+    (moved,) = manifests_beside(path, table.replace(bands=table.bands[:1], default=FUSED))
     assert moved.verdict is Verdict.DISAGREES
     assert "lacks 0 compile keys of the table and has" in moved.sentence
-    (other,) = manifests_beside(path, replace(table, evidence={}))
+    (other,) = manifests_beside(path, table.replace(evidence={}))
     assert other.verdict is Verdict.DISAGREES
     assert f"is of table {table.digest[:12]}" in other.sentence
     for text, verdict in (("[]", Verdict.DISAGREES), ("{", Verdict.MISSING)):

@@ -81,5 +81,5 @@ def test_the_h200_would_have_kept_fused_to_48_and_lost_a_quarter() -> None:
         assert (each.lower, each.upper, each.edge, each.last) == ("fused", "fused_mma", 26, 48)
         assert {n: round(cost, 3) for n, cost in each.costs.items()} == {32: 0.134, 48: 0.254}
     # With fewer SMs they ask for splits that the sweep did not measure.
-    fewer = replace(found.table, fingerprint=replace(found.table.fingerprint, sm_count=4))
+    fewer = found.table.replace(fingerprint=found.table.fingerprint.replace(sm_count=4))
     assert naive_cutovers(replace(found, table=fewer)) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +79,11 @@ def test_a_recording_gives_the_exported_table_to_the_byte(
 def test_what_differs_is_named(repository: Repository, swept: Callable[[], int]) -> None:
     keep(repository, derive_stored(repository, repository.sweep(swept())).table)
     table = repository.tables()[0].table
-    other = replace(table, evidence={**table.evidence, "mean_regret": 0.5, "note": 1})
+    other = table.replace(evidence={**table.evidence, "mean_regret": 0.5, "note": 1})
     (replayed,) = replay_database(repository, other)
     assert replayed.finding is not None
     assert replayed.finding.sentence == "same bands, but other evidence (mean_regret, note)"
-    moved = replace(table, default=replace(table.default, arm="unfused"))
+    moved = table.replace(default=table.default.replace(arm="unfused"))
     (replayed,) = replay_database(repository, moved)
     assert replayed.finding is not None
     assert "tokens 65 and up" in replayed.finding.sentence

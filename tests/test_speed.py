@@ -78,7 +78,7 @@ def verdicts(findings: Sequence[Finding]) -> dict[str, Verdict]:
 def swapped(table: DispatchTable) -> DispatchTable:
     """The same bands, each with the other's choice."""
     first, second = table.bands
-    return replace(table, bands=(replace(first, choice=second.choice), replace(second, choice=first.choice)))
+    return table.replace(bands=(first.replace(choice=second.choice), second.replace(choice=first.choice)))
 
 
 def test_each_choice_is_timed_again_as_its_sweep_was(table: DispatchTable) -> None:
@@ -139,7 +139,7 @@ def test_what_cannot_be_compared_is_not_measured(
 ) -> None:
     evidence = {**table.evidence, "protocol": {**table.evidence["protocol"], **protocol}}
     bench = FakeBench()
-    (found,) = timed(replace(table, evidence=evidence), bench)
+    (found,) = timed(table.replace(evidence=evidence), bench)
     assert found.verdict is Verdict.CANNOT_TELL
     assert reason in found.sentence
     assert bench.entered == []
@@ -147,12 +147,12 @@ def test_what_cannot_be_compared_is_not_measured(
 
 def test_bands_without_a_latency_are_missing(table: DispatchTable) -> None:
     first, second = table.bands
-    bare = replace(table, bands=(replace(first, evidence={}), second))
+    bare = table.replace(bands=(first.replace(evidence={}), second))
     assert verdicts(timed(bare, FakeBench())) == {
         "speed, tokens 1 to 4": Verdict.MISSING,
         "speed, 16 tokens": Verdict.PASSED,
     }
-    broken = replace(table, bands=(replace(first, evidence={"measured": [{"num_tokens": 1}]}), second))
+    broken = table.replace(bands=(first.replace(evidence={"measured": [{"num_tokens": 1}]}), second))
     (found,) = timed(broken, FakeBench())
     assert found.verdict is Verdict.CANNOT_TELL
 
@@ -201,7 +201,7 @@ def test_under_another_toolchain_what_became_slower_together_is_regressed_and_th
     table: DispatchTable, trials: list[Trial], make_fingerprint: Callable[..., Fingerprint]
 ) -> None:
     """3.1 us became 31 us when one pass was switched: both arms may have it, so nothing is divided out."""
-    here = replace(table.fingerprint, pass_config='{"tl.disable_safe_memory_legalize":false}')
+    here = table.fingerprint.replace(pass_config='{"tl.disable_safe_memory_legalize":false}')
     findings = timed(table, PacedBench(10.0), then=Then(trials), here=here)
     assert set(verdicts(findings).values()) == {Verdict.REGRESSED}
     assert "other_toolchain: pass_config '{}', now '{\"tl.disable_safe_memory_legalize\":false}'" in (
@@ -211,7 +211,7 @@ def test_under_another_toolchain_what_became_slower_together_is_regressed_and_th
 
 def test_a_reference_whose_own_source_changed_is_none(table: DispatchTable, trials: list[Trial]) -> None:
     sources = {**table.evidence["sources"], "unfused": "0" * 64}
-    stale = replace(table, evidence={**table.evidence, "sources": sources})
+    stale = table.replace(evidence={**table.evidence, "sources": sources})
     findings = timed(stale, PacedBench(1.3), then=Then(trials), here=table.fingerprint)
     assert [f.verdict for f in findings][:2] == [Verdict.REGRESSED] * 2  # beside unfused
     assert findings[2].verdict is Verdict.PASSED  # beside fused, which is what it was
@@ -242,7 +242,7 @@ def test_a_baseline_is_compared_pair_by_pair(table: DispatchTable, trials: list[
 
 def test_a_baseline_that_cannot_be_launched_cannot_be_told(table: DispatchTable, trials: list[Trial]) -> None:
     mega = Choice.of("mega", {})
-    baseline = replace(table, bands=tuple(replace(band, choice=mega) for band in table.bands))
+    baseline = table.replace(bands=tuple(band.replace(choice=mega) for band in table.bands))
     findings = timed(table, PacedBench(), then=Then(trials, baseline), here=table.fingerprint)
     gate = [f for f in findings if f.what.startswith("gate")]
     assert {f.verdict for f in gate} == {Verdict.CANNOT_TELL}
@@ -269,12 +269,12 @@ def test_stored_samples_judge_a_new_table_against_a_baseline(
 
 
 def test_less_than_the_declared_grid_is_missing(table: DispatchTable, trials: list[Trial]) -> None:
-    short = replace(table, bands=table.bands[:1])
+    short = table.replace(bands=table.bands[:1])
     (*_, last) = stored_gate(short, table, trials, (1, 4, 16), 0.1)
     assert last.verdict is Verdict.MISSING
     assert last.sentence == "the bands end at 4; sweep what is missing"
     strange = Choice.of("fused", {**FUSED.config, "tile_n": 12})
-    baseline = replace(table, bands=tuple(replace(band, choice=strange) for band in table.bands))
+    baseline = table.replace(bands=tuple(band.replace(choice=strange) for band in table.bands))
     found = stored_gate(table, baseline, trials, (1, 4, 16), 0.1)
     assert {f.verdict for f in found} == {Verdict.MISSING}
     assert "the sweep did not measure fused(" in found[0].sentence

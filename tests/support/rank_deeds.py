@@ -305,7 +305,7 @@ def tune(rank: int, order: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _rest(fingerprint: Fingerprint) -> list[Any]:
-    return [getattr(fingerprint, name) for name in fingerprint.__dataclass_fields__][1:]
+    return list(fingerprint.as_dict().values())[1:]
 
 
 def digest_of(data: bytes) -> str:
