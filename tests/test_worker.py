@@ -37,8 +37,26 @@ DEEDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RemoteBench]:
+    """One bench for the tests after which its worker, or the one in its place, still answers."""
+    remote = RemoteBench(hostile.make, LIMITS)
+    yield remote
+    remote.close()
+
+
 @pytest.fixture
-def bench() -> Iterator[RemoteBench]:
+def bench(shared: RemoteBench) -> Iterator[RemoteBench]:
+    """That bench, without a cell and without respawns: a worker takes 4 s of processor time to start."""
+    shared.leave()
+    shared.respawns = 0
+    yield shared
+    assert shared._process.is_alive()
+
+
+@pytest.fixture
+def own() -> Iterator[RemoteBench]:
+    """A bench of the test's own, which ends it."""
     remote = RemoteBench(hostile.make, LIMITS)
     yield remote
     remote.close()
@@ -151,22 +169,22 @@ def test_the_answer_to_a_call_that_was_cut_short_is_not_taken_for_the_next_one(b
     assert bench.sample(good, 0, 0, 1) == 107.0
 
 
-def test_leaving_after_an_interrupted_call_ends_the_worker_instead_of_waiting(bench: RemoteBench) -> None:
+def test_leaving_after_an_interrupted_call_ends_the_worker_instead_of_waiting(own: RemoteBench) -> None:
     variants = tuple(Variant.of(f"kernel{number}", "c") for number in range(3))
-    bench.enter(CELL, 1)
+    own.enter(CELL, 1)
 
     def stop(done: int, total: int) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        bench.compile_all(variants, stop)
-    bench.leave()
-    assert not bench._process.is_alive()
-    assert bench.respawns == 0  # nobody waited for the answer, and no fresh worker was asked instead
+        own.compile_all(variants, stop)
+    own.leave()
+    assert not own._process.is_alive()
+    assert own.respawns == 0  # nobody waited for the answer, and no fresh worker was asked instead
 
 
-def test_closing_ends_the_process(bench: RemoteBench) -> None:
-    process = bench._process
+def test_closing_ends_the_process(own: RemoteBench) -> None:
+    process = own._process
     with suppress(OSError):
-        bench.close()
+        own.close()
     assert not process.is_alive()

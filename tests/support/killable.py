@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import tempfile
 import time
 
 from mhctune.autotuner.budget import VramBudget
@@ -29,12 +30,12 @@ PROTOCOL = Protocol(13, screening=6, confirmation=7, placements=7, further=2)
 VALUES = {"tile_n": [12, 24], "n_splits": [1], "block_h": [64], "block_m": [1, 2]}
 
 
-def plan() -> SweepPlan:
-    """Return a plan of eight candidates at twelve token counts."""
+def plan(token_counts: tuple[int, ...] = TOKENS) -> SweepPlan:
+    """Return a plan of eight candidates, at twelve token counts if no others are given."""
     seam, problem = SEAMS["post_pre_delayed"], Problem(hidden_size=256)
     spaces = {arm.name: arm.space(problem).restricted(VALUES) for arm in seam.arms("c")}
     fingerprint = Fingerprint("test", 1, 1, "", "", "", "", "", "", "", "", 1, "")
-    return SweepPlan(seam, problem, "c", TOKENS, spaces, PROTOCOL, fingerprint, 0.05)
+    return SweepPlan(seam, problem, "c", token_counts, spaces, PROTOCOL, fingerprint, 0.05)
 
 
 def latency(tokens: int, candidate: Candidate, batch: int, round: int) -> float:
@@ -99,15 +100,23 @@ class LoggingBench:
         """Nothing is held."""
 
 
-def run(database: str, log: str) -> None:
+def run(database: str, log: str, token_counts: tuple[int, ...] = TOKENS) -> None:
     """Run the sweep to its end."""
     with Repository.open(database) as store:
         room = VramBudget(10 + 4 * 100, 10**6)
-        Sweep(plan(), store, LoggingBench(log), room, lambda variants, tell: None).run()
+        Sweep(plan(token_counts), store, LoggingBench(log), room, lambda variants, tell: None).run()
+
+
+def warm_up() -> None:
+    """Sweep one token count twice: SQLAlchemy keeps the statements that it built, and a child has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            run(f"{folder}/warm.db", os.devnull, TOKENS[:1])
 
 
 def serve() -> None:
     """Fork, answer, wait, answer; until there is no more to read."""
+    warm_up()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
