@@ -118,7 +118,8 @@ def add_partials(mul, sqrsum, sums, token, quad, group, n_splits, groups, numel,
     square = T.alloc_local((1,), "float32")
     for j in T.vectorized(4):
         sums[j] = mul[group, token, quad * 4 + j]
-    square[0] = sqrsum[group, token]
+    # Added here, where loads are waited for: behind the sums the argument would be, for 30 cycles.
+    square[0] = sqrsum[group, token] + T.Select(group == 0, rms_eps * T.float32(numel), T.float32(0))
     for step in T.unroll(n_splits // groups - 1):
         for j in T.vectorized(4):
             part[j] = mul[(step + 1) * groups + group, token, quad * 4 + j]
@@ -136,7 +137,7 @@ def add_partials(mul, sqrsum, sums, token, quad, group, n_splits, groups, numel,
         square[0] = square[0] + T.shfl_xor(square[0], T.shift_left(4, doubling))
         for j in T.unroll(4):
             sums[j] = sums[j] + T.shfl_xor(sums[j], T.shift_left(4, doubling))
-    square[0] = T.rsqrt(square[0] * T.float32(1 / numel) + rms_eps)
+    square[0] = T.rsqrt(square[0] * T.float32(1 / numel))
     for j in T.unroll(4):
         sums[j] = sums[j] * square[0]
 
@@ -162,7 +163,7 @@ def epilogue(
 
     Args:
         hidden_size: H; a multiple of `n_thr * vec`.
-        n_splits: partial sums to add, in order.
+        n_splits: partial sums to add, in an order that depends on nothing else.
         sinkhorn_iters: column steps.
         carried: collapse with `pre_mix`; otherwise take stream 0.
         norm: apply RMSNorm to the collapse, rounded to bf16.
