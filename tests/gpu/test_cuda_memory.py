@@ -117,6 +117,8 @@ def test_forecast_and_measured_bytes_agree_for_twenty_candidates(bench: CudaBenc
     ]
     for candidate in (Candidate.of("fused", {**BASE, **change}) for change in changes):
         forecast = bench.forecast(candidate)
+        # Out of a cached block that is up to 1 MiB too large, the allocator gives and counts the whole block.
+        torch.cuda.empty_cache()
         measured = bench.prepare(candidate)
         assert isinstance(measured, Footprint), measured
         print(f"\n{candidate}: forecast {forecast.forecast_bytes:,}, measured {measured.measured_bytes:,}, "
