@@ -59,6 +59,8 @@ SEAMS: dict[str, list[tuple[int, int, str]]] = {
 SWEEPS = (
     "cpu_quick_hidden5120",
     "h200_decode_hidden5120",
+    "h200_hopper_hidden5120",
+    "h200_hopper_hidden7168",
     *(f"h200_seams_{seam}_hidden5120" for seam in SEAMS),
 )
 # Whole seam as vLLM 0.33 ships it on one H200, hidden 5120, us (shared project data, 2026-11-29).
@@ -257,6 +259,26 @@ def test_the_h200_winners_beat_what_is_shipped_at_every_token_count() -> None:
     faster = {count: AS_SHIPPED[count] / rows[0].latency_us for count, rows in cells.items()}
     assert all(ratio > 1.2 for ratio in faster.values()), faster
     assert faster[1] > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "bands"),
+    [
+        ("h200_hopper_hidden5120", [(1, 2), (3, 8), (9, 16), (17, 512), (513, 1024), (1025, 4096)]),
+        ("h200_hopper_hidden7168", [(1, 4), (5, 8), (9, 512), (513, 4096)]),
+    ],
+)
+def test_from_one_to_4096_tokens_the_fused_arm_ends_at_eight(name: str, bands: list[tuple[int, int]]) -> None:
+    found = derived(name, 0.05)
+    assert [(band.first, band.last) for band in found.table.bands] == bands
+    assert [band.choice.arm == "fused" for band in found.table.bands] == [last <= 8 for _, last in bands]
+
+
+def test_what_ships_is_faster_at_512_tokens_and_at_no_other_count() -> None:
+    shipped = AS_SHIPPED | {256: 16.91, 512: 27.68, 1024: 59.04, 2048: 107.8, 4096: 207.14}
+    best = {n: rows[0].latency_us for n, rows in derived("h200_hopper_hidden5120", 0.05).cells.items()}
+    assert {n for n, us in best.items() if us >= shipped[n]} == {512}
+    assert all(shipped[n] / us > 1.9 for n, us in best.items() if n <= 64), best
 
 
 @pytest.mark.parametrize("bound", [0.01, 0.02, 0.05, 0.10])
