@@ -18,7 +18,8 @@ import torch
 from mhctune.kernels import reference
 from mhctune.kernels.c.bf16 import fma
 from mhctune.kernels.compiler import _options
-from mhctune.kernels.cuda.epilogue import lane_groups, sinkhorn
+from mhctune.kernels.cuda.mixes import lane_groups
+from mhctune.kernels.cuda.sinkhorn import sinkhorn
 from mhctune.kernels.draw import REGIMES
 
 MATRICES = 512

@@ -305,7 +305,7 @@ def test_a_recording_of_a_searched_sweep_comes_back_whole(
 def test_the_full_sweep_is_usable_on_a_gpu() -> None:
     """24,768 legal points of `fused` alone at hidden 5120, 15 token counts: most of them are never raced."""
     plan = plan_sweep(load_gpu("h200"), "full", here=False)
-    assert plan.searched == ("fused", "fused_mma", "unfused")
+    assert plan.searched == ("fused", "fused_mma", "fused_ws", "unfused")
     assert {candidate.arm for candidate in plan.candidates} == {"unfused_mma"}
     assert plan.anchors == (1, 48, 4096)
     cost = forecast(plan, 16, 4800.0, 60 * 2**20)
@@ -314,7 +314,8 @@ def test_the_full_sweep_is_usable_on_a_gpu() -> None:
     assert cost.variants < 1500
     assert cost.compile_s + cost.race_s < 1800
     note = forecast_sheet(cost, 16).notes[0]
-    assert note.startswith("searched at 1, 48, 4096 tokens: fused, fused_mma, unfused; every other arm is")
+    searched = "fused, fused_mma, fused_ws, unfused"
+    assert note.startswith(f"searched at 1, 48, 4096 tokens: {searched}; every other arm is")
 
 
 def test_small_spaces_are_enumerated_as_before() -> None:

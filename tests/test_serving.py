@@ -275,7 +275,7 @@ def test_where_no_preferred_config_is_legal_the_first_legal_one_is_built_in() ->
 @pytest.mark.parametrize(
     ("target", "tried"),
     [
-        ("c", "fused, unfused"), ("cuda", "fused_mma, unfused_mma, unfused, fused"),
+        ("c", "fused, unfused"), ("cuda", "fused_mma, fused_ws, unfused_mma, unfused, fused"),
         ("abacus", "there is none"),
     ],
 )  # fmt: skip

@@ -20,6 +20,9 @@ EPILOGUE_THR = Tunable(
 COLLAPSE = Tunable(
     "collapse", (0, 1), "0: the epilogue collapses the streams it reads again; 1: who writes the streams does"
 )
+MIX_LANES = Tunable(
+    "mix_lanes", (1, 32), "lanes that compute a token's coefficients: 32 for few tokens, 1 for many"
+)
 TILE = ("tile_n", "n_splits", "n_thr", "vec", "block_m")
 
 
@@ -76,7 +79,7 @@ class CudaArm(PostPreArm):
     writes_aux = True
     _shared_sources = (
         "forms.py", "tensors.py", "post_pre_arm.py", "cuda/arm.py", "cuda/post.py", "cuda/reduction.py",
-        "cuda/epilogue.py",
+        "cuda/mixes.py", "cuda/sinkhorn.py", "cuda/epilogue.py",
     )  # fmt: skip
 
     def __init__(self, form: Form = forms.POST_PRE_DELAYED) -> None:

@@ -3,146 +3,11 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-LOG2_E = 1.4426950408889634
+from mhctune.kernels.cuda.mixes import add_partials, load_terms, pick, sigmoid, store_coefficients
 
-TURNS = 2
-"""Iterations that Sinkhorn's loop unrolls: a branch costs 8 of their 80 cycles each, new code its fetch."""
 EARLY_NEXT = 16
 """Tokens up to which the next kernel may begin while this one runs: 0.1 to 0.4 us less on an H200 where that
 is a kernel of ours; from 32 on its programs take the place of those that work (0.2 to 0.7 us more)."""
-
-
-def reciprocal(value):
-    """Approximate reciprocal (`rcp.approx`, 1 ulp): inside the 1e-5 of the coefficients, deterministic."""
-    return T.call_extern("float32", "tl::fast_rcp", value)
-
-
-def fma(a, b, c):
-    """Return a * b + c, rounded once; left to itself nvcc fuses another pair and adds a step to the chain."""
-    return T.ieee_fmaf(a, b, c, "rn")
-
-
-def sigmoid(value):
-    """Return 1 / (1 + exp(-value))."""
-    return reciprocal(T.float32(1) + T.exp(-value))
-
-
-def pick(values, index):
-    """Return one of four registers; indexed by what is not constant they would move to memory."""
-    low, high = T.Select(index < 1, values[0], values[1]), T.Select(index < 3, values[2], values[3])
-    return T.Select(index < 2, low, high)
-
-
-@T.macro
-def _balance(matrix, transposed, factors, others, sums, level, next_level, eps, fma):
-    """One half step: `factors` of the rows (of the columns if `transposed`) for the `others` as they are.
-
-    Two levels, because TileLang takes the second reading of one register's bits from the first.
-    """
-    shrink = T.alloc_local((1,), "float32")
-    pairs = T.alloc_local((4,), "float32")
-    shrink[0] = T.reinterpret(
-        T.uint32(0x3D800000) - T.shift_left(T.reinterpret(level[0], "uint32"), T.uint32(2)), "float32"
-    )
-    next_level[0] = level[0] * eps
-    for i in T.unroll(4):
-        sums[i] = (matrix[0, i] if transposed else matrix[i, 0]) * others[0]
-        for j in T.unroll(3):
-            sums[i] = fma(matrix[j + 1, i] if transposed else matrix[i, j + 1], others[j + 1], sums[i])
-        sums[i] = fma(sums[i], factors[i], next_level[0])
-    pairs[0] = sums[0] * sums[1]
-    pairs[1] = sums[2] * sums[3]
-    pairs[2] = pairs[0] * shrink[0]
-    pairs[3] = pairs[1] * shrink[0]
-    for i in T.unroll(4):
-        factors[i] = factors[i] * (sums[i ^ 1] * pairs[3 - i // 2])
-    next_level[0] = pairs[0] * pairs[3]
-
-
-@T.macro
-def sinkhorn(matrix, rows, columns, level, iterations, eps, inverse, fma):
-    """Normalise a 4x4 matrix, exp(logits - the row's largest), in the registers of one thread.
-
-    The result is diag(rows) * matrix * diag(columns) / level: no shuffles, and no division in the loop.
-    A half step divides each line by its sum s_i (eps included), which is to multiply it by the product of
-    the other three sums and to divide all by the product of all four. That last, common factor is left out:
-    it makes the whole matrix `level` times too large, and eps is scaled to match. A division in its place
-    costs a half step four reciprocals, which a warp's unit begins 8 cycles apart and ends 20 later.
-
-    The level stays near 1. After the first column step the true sums are between 1/4 and 4 and add up to 4
-    (each line of the other kind summed to 1 before), so that their product is 1/20 to 1. Each half step also
-    multiplies by `shrink`, about 1 / level^4, read off the exponent and mantissa of the level it begins with:
-    the next level is the product of the sums times 0.7 to 1.4. Only that first step, whose sums may be as
-    small as eps, takes four reciprocals (`inverse`). Holds for eps from 1e-30 to 10, whatever the logits.
-    """
-    sums = T.alloc_local((4,), "float32")
-    pairs = T.alloc_local((2,), "float32")
-    row_level = T.alloc_local((1,), "float32")
-    for i in T.unroll(4):
-        sums[i] = (matrix[i, 0] + matrix[i, 1]) + (matrix[i, 2] + matrix[i, 3])
-        for j in T.unroll(4):
-            matrix[i, j] = matrix[i, j] + eps * sums[i]
-    pairs[0] = sums[0] * sums[1]
-    pairs[1] = sums[2] * sums[3]
-    for i in T.unroll(4):
-        rows[i] = sums[i ^ 1] * pairs[1 - i // 2]
-    for j in T.unroll(4):
-        columns[j] = inverse(
-            (matrix[0, j] * rows[0] + (matrix[1, j] * rows[1] + eps * (pairs[0] * pairs[1])))
-            + (matrix[2, j] * rows[2] + matrix[3, j] * rows[3])
-        )
-    level[0] = T.float32(1)
-    # Not unrolled as a whole: 38 half steps would be 22 KB of code that each launch fetches and runs once.
-    for _ in T.unroll(iterations - 1, unroll_factor=TURNS):
-        _balance(matrix, 0, rows, columns, sums, level, row_level, eps, fma)
-        _balance(matrix, 1, columns, rows, sums, row_level, level, eps, fma)
-
-
-def lane_groups(n_splits: int) -> int:
-    """Return how many lanes share the splits of four columns: 1, 2, 4 or 8 of a warp.
-
-    A lane's split costs two loads, 4 cycles each, that the group divides; doubling the group costs a shuffle
-    of 33 cycles.
-    """
-    groups = 1
-    while groups < 8 and n_splits >= 8 * groups:
-        groups *= 2
-    return groups
-
-
-@T.macro
-def add_partials(mul, sqrsum, sums, token, quad, group, n_splits, groups, numel, rms_eps):
-    """Put the mixes of the columns 4 quad to 4 quad + 3 into sums[0:4].
-
-    Each group of lanes adds its own splits, in order; a butterfly over the groups then gives every lane the
-    same total, in an order that depends on `n_splits` alone. `group` is 0 to `groups` - 1.
-    """
-    part = T.alloc_local((4,), "float32")
-    square = T.alloc_local((1,), "float32")
-    for j in T.vectorized(4):
-        sums[j] = mul[group, token, quad * 4 + j]
-    # Added here, where loads are waited for: behind the sums the argument would be, for 30 cycles.
-    square[0] = sqrsum[group, token] + T.Select(group == 0, rms_eps * T.float32(numel), T.float32(0))
-    for step in T.unroll(n_splits // groups - 1):
-        for j in T.vectorized(4):
-            part[j] = mul[(step + 1) * groups + group, token, quad * 4 + j]
-        for j in T.unroll(4):
-            sums[j] = sums[j] + part[j]
-        square[0] = square[0] + sqrsum[(step + 1) * groups + group, token]
-    if n_splits % groups:
-        if group < n_splits % groups:
-            for j in T.vectorized(4):
-                part[j] = mul[n_splits // groups * groups + group, token, quad * 4 + j]
-            for j in T.unroll(4):
-                sums[j] = sums[j] + part[j]
-            square[0] = square[0] + sqrsum[n_splits // groups * groups + group, token]
-    for doubling in T.unroll(groups.bit_length() - 1):
-        square[0] = square[0] + T.shfl_xor(square[0], T.shift_left(4, doubling))
-        for j in T.unroll(4):
-            sums[j] = sums[j] + T.shfl_xor(sums[j], T.shift_left(4, doubling))
-    square[0] = T.rsqrt(square[0] * T.float32(1 / numel))
-    for j in T.unroll(4):
-        sums[j] = sums[j] * square[0]
 
 
 def epilogue(
@@ -182,7 +47,6 @@ def epilogue(
     num_tokens = T.dynamic("num_tokens")
     steps = hidden_size // (n_thr * vec)
     warps = n_thr // 32
-    groups = lane_groups(n_splits)
     n_streams = 1 if broadcast else 4
     mixed = (carried or not delayed) and not collapsed
 
@@ -220,10 +84,6 @@ def epilogue(
             factor = T.alloc_local((1,), "float32")
             shifts = T.alloc_local((4,), "float32")
             sums = T.alloc_local((4,), "float32")
-            matrix = T.alloc_local((4, 4), "float32")
-            rows = T.alloc_local((4,), "float32")
-            columns = T.alloc_local((4,), "float32")
-            level = T.alloc_local((1,), "float32")
             # All programs run by now, and leave the other SMs idle: what is launched next may begin there.
             if num_tokens <= EARLY_NEXT:
                 T.pdl_trigger()
@@ -234,23 +94,14 @@ def epilogue(
                             weights[step, v] = norm_weight[(step * n_thr + thread) * vec + v]
                 T.pdl_sync()
             else:
-                # The first warp owns comb: a lane holds row `lane % 4`. The second owns pre (`lane % 4` is 0)
-                # and post (1; 2 and 3 repeat it).
-                first_warp = thread < n_thr + 32
-                part = T.min(thread % 4, 1)
-                quad[0] = T.if_then_else(first_warp, 2 + thread % 4, part)
-                factor[0] = scale[T.if_then_else(first_warp, 2, part)]
-                for j in T.vectorized(4):
-                    shifts[j] = base[quad[0] * 4 + j]
+                load_terms(scale, base, quad, factor, shifts, thread < n_thr + 32, thread % 32)
                 T.pdl_sync()
             if not delayed:
                 if thread >= n_thr:
                     add_partials(
-                        mul, sqrsum, sums, token, quad[0], thread // 4 % groups, n_splits, groups,
+                        mul, sqrsum, sums, factor, shifts, token, quad, thread % 32, n_splits,
                         n_streams * hidden_size, rms_eps,
                     )  # fmt: skip
-                    for j in T.unroll(4):
-                        sums[j] = sums[j] * factor[0] + shifts[j]
                     if thread >= n_thr + 32:
                         if (thread - n_thr - 32) % 4 == 0 and thread < n_thr + 48:
                             own_mix[(thread - n_thr - 32) // 4] = (
@@ -323,38 +174,12 @@ def epilogue(
             else:
                 if delayed:
                     add_partials(
-                        mul, sqrsum, sums, token, quad[0], thread // 4 % groups, n_splits, groups,
+                        mul, sqrsum, sums, factor, shifts, token, quad, thread % 32, n_splits,
                         n_streams * hidden_size, rms_eps,
                     )  # fmt: skip
-                    for j in T.unroll(4):
-                        sums[j] = sums[j] * factor[0] + shifts[j]
-                lane = thread % 32
-                # Lane 4 j + i has element j of row i, or of pre and post: a lane takes one exponential.
-                scalar[0] = pick(sums, lane // 4 % 4)
-                if thread < n_thr + 32:
-                    largest = T.max(T.max(sums[0], sums[1]), T.max(sums[2], sums[3]))
-                    scalar[0] = T.exp2((scalar[0] - largest) * T.float32(LOG2_E))
-                    for i in T.unroll(4):
-                        for j in T.unroll(4):
-                            matrix[i, j] = T.shfl_sync(scalar[0], 4 * j + i)
-                    sinkhorn(matrix, rows, columns, level, sinkhorn_iters, sinkhorn_eps, reciprocal, fma)
-                    level[0] = reciprocal(level[0])
-                    if lane < 4:
-                        scalar[0] = pick(rows, lane)
-                        for j in T.unroll(4):
-                            mix_in[j] = (
-                                pick([matrix[0, j], matrix[1, j], matrix[2, j], matrix[3, j]], lane)
-                                * scalar[0] * columns[j] * level[0]
-                            )  # fmt: skip
-                        for j in T.vectorized(4):
-                            next_comb[token, lane, j] = mix_in[j]
-                else:
-                    if lane < 16:
-                        if lane % 4 == 0:
-                            if delayed:
-                                next_pre[token, lane // 4] = sigmoid(scalar[0]) + hc_pre_eps
-                        else:
-                            if lane % 4 == 1:
-                                next_post[token, lane // 4] = sigmoid(scalar[0]) * post_mult
+                store_coefficients(
+                    sums, thread < n_thr + 32, thread % 32, token, next_post, next_comb, next_pre, delayed,
+                    sinkhorn_iters, hc_pre_eps, sinkhorn_eps, post_mult,
+                )  # fmt: skip
 
     return mhctune_epilogue

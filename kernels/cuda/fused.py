@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mhctune.kernels.cuda.arm import N_SPLITS, TILE, CudaArm, tile_rules
+from mhctune.kernels.cuda.arm import MIX_LANES, N_SPLITS, TILE, CudaArm, tile_rules
 from mhctune.kernels.post_pre_arm import MIX_SIZE
 from mhctune.kernels.seam import Launch, Problem, Region, Tensors, Variant
 from mhctune.kernels.space import Config, Constraint, SearchSpace, Tunable
@@ -156,4 +156,68 @@ class FusedMma(_Fused):
         """Yield what each program writes."""
         yield from self._stream_writes(problem, config, config["block_h"], num_tokens)
         yield from self._partials(config["n_splits"], config["block_m"], MIX_SIZE, num_tokens)
+        yield from self._epilogue_writes(problem, num_tokens)
+
+
+class FusedWs(_Fused):
+    """The fused route for many tokens: warp-specialised, the projection on tensor cores."""
+
+    name = "fused_ws"
+    sources = (
+        *CudaArm._shared_sources, "cuda/fused.py", "cuda/post_pre_ws.py", "cuda/streaming.py",
+        "cuda/terms.py", "cuda/epilogue_many.py",
+    )  # fmt: skip
+
+    @property
+    def preferred(self) -> Config:  # type: ignore[override]
+        """Served without a table where it is legal."""
+        return self._preferred(n_splits=8, cache=1, mix_lanes=32)
+
+    def space(self, problem: Problem) -> SearchSpace:
+        """Return the legal configs for a problem."""
+        hidden = problem.hidden_size
+        return SearchSpace(
+            self.name,
+            (
+                N_SPLITS,
+                Tunable("cache", (0, 1, 2), "1 stores streams past the L2, 2 also loads them so"),
+                MIX_LANES,
+                *self._epilogue_tunables,
+            ),
+            (
+                Constraint(
+                    f"hidden {hidden} is not a multiple of 64 x n_splits {{n_splits}}: a slice of k would be "
+                    "dropped",
+                    lambda c: c["n_splits"] > 0 and hidden % (64 * c["n_splits"]) == 0,
+                ),
+                Constraint("cache {cache} must be 0, 1 or 2", lambda c: c["cache"] in (0, 1, 2)),
+                Constraint(
+                    "mix_lanes {mix_lanes} must be 32, or 1 where the layer input is delayed: the collapse "
+                    "would wait for one lane",
+                    lambda c: c["mix_lanes"] == 32 or (c["mix_lanes"] == 1 and problem.delayed),
+                ),
+                *self._epilogue_rules(problem),
+            ),
+        )
+
+    def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
+        """Return the fused kernel and the epilogue."""
+        flags = self._post_flags(problem, config)
+        fused = self._tiled("post_pre_ws", problem, config, "n_splits", "cache", **flags)
+        return fused, self._epilogue(problem, config)
+
+    def _epilogue(self, problem: Problem, config: Config) -> Variant:
+        if config["mix_lanes"] == 32:
+            return super()._epilogue(problem, config)
+        return Variant.of(
+            "epilogue_many", self.target, hidden_size=problem.hidden_size, n_splits=config["n_splits"],
+            sinkhorn_iters=problem.sinkhorn_iters, carried=int(problem.carried), norm=int(problem.norm),
+            collapsed=config.get("collapse", 0), n_thr=config["epilogue_thr"], vec=8,
+        )  # fmt: skip
+
+    def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
+        """Yield what each program writes."""
+        for first in range(0, problem.hidden_size, 64):
+            yield Region("residual_out", ((0, num_tokens), (0, 4), (first, first + 64)))
+        yield from self._partials(config["n_splits"], 64, MIX_SIZE, num_tokens)
         yield from self._epilogue_writes(problem, num_tokens)

@@ -4,7 +4,7 @@ import tilelang.language as T
 from tvm.tirx import PrimFunc
 
 from mhctune.kernels.cuda.collapse import weigh_streams
-from mhctune.kernels.cuda.epilogue import sigmoid
+from mhctune.kernels.cuda.mixes import sigmoid
 
 
 def head(hidden_size: int, n_splits: int, n_thr: int, vec: int) -> PrimFunc:

@@ -64,8 +64,8 @@ def post_pre_mma(
             if n_thr > 128:
                 T.annotate_min_blocks_per_sm(2)
             T.pdl_trigger()
-            load_weights(fn, weights, split * split_h, weight_parts, n_thr, width, block_h)
-            store_terms(weights, terms, weight_parts, n_thr, width)
+            load_weights(fn, weights, split * split_h, thread, weight_parts, n_thr, width, block_h)
+            store_terms(weights, terms, thread, weight_parts, n_thr, width)
             T.pdl_sync()
             for part in T.unroll(parts):
                 squares[part] = T.float32(0)
@@ -132,8 +132,8 @@ def post_pre_mma(
                 if blocks > 1:
                     next_block = T.min(block + 1, blocks - 1)
                     load_weights(
-                        fn, weights, split * split_h + next_block * block_h, weight_parts, n_thr, width,
-                        block_h,
+                        fn, weights, split * split_h + next_block * block_h, thread, weight_parts, n_thr,
+                        width, block_h,
                     )  # fmt: skip
                 # Tensor cores truncate as they accumulate: over all of K that is 2.4e-5 in the coefficients,
                 # so each block starts from zero and is added in float32.
@@ -142,7 +142,7 @@ def post_pre_mma(
                     for i, j in T.Parallel(block_m, 3 * TERM_ROWS):
                         sums[i, j] = sums[i, j] + block_sums[i, j]
                     T.sync_threads()
-                    store_terms(weights, terms, weight_parts, n_thr, width)
+                    store_terms(weights, terms, thread, weight_parts, n_thr, width)
             for part in T.unroll(parts):
                 for distance in T.unroll(lanes.bit_length() - 1):
                     squares[part] = squares[part] + T.shfl_xor(squares[part], 1 << distance)
@@ -153,6 +153,6 @@ def post_pre_mma(
                     token = rows * block_m + part * (n_thr // lanes) + thread // lanes
                     if token < num_tokens:
                         sqrsum[split, token] = squares[part]
-            store_products(products, mul, split, rows, block_m, n_thr, num_tokens)
+            store_products(products, mul, split, rows, thread, block_m, n_thr, num_tokens)
 
     return mhctune_post_pre_mma

@@ -58,8 +58,8 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
             weights = T.alloc_local((weight_parts, 4), "float32")
             squares = T.alloc_local((row_parts,), "float32")
             T.pdl_trigger()
-            load_weights(fn, weights, split * split_k, weight_parts, THREADS, block_k, block_k)
-            store_terms(weights, terms, weight_parts, THREADS, block_k)
+            load_weights(fn, weights, split * split_k, thread, weight_parts, THREADS, block_k, block_k)
+            store_terms(weights, terms, thread, weight_parts, THREADS, block_k)
             T.pdl_sync()
             load_rows(residual, rows, split * split_k, thread, stored)
             for part in T.unroll(row_parts):
@@ -85,7 +85,7 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
                 if blocks > 1:
                     next_k = split * split_k + T.min(block + 1, blocks - 1) * block_k
                     load_rows(residual, rows, next_k, thread, stored)
-                    load_weights(fn, weights, next_k, weight_parts, THREADS, block_k, block_k)
+                    load_weights(fn, weights, next_k, thread, weight_parts, THREADS, block_k, block_k)
                 # Tensor cores truncate as they accumulate: over all of K that is 2.4e-5 in the coefficients,
                 # so each block starts from zero and is added in float32.
                 T.gemm(operand, terms, block_sums, transpose_B=True, clear_accum=True)
@@ -93,7 +93,7 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
                     for i, j in T.Parallel(BLOCK_M, 3 * TERM_ROWS):
                         sums[i, j] = sums[i, j] + block_sums[i, j]
                     T.sync_threads()
-                    store_terms(weights, terms, weight_parts, THREADS, block_k)
+                    store_terms(weights, terms, thread, weight_parts, THREADS, block_k)
             for part in T.unroll(row_parts):
                 for distance in T.unroll(lanes.bit_length() - 1):
                     squares[part] = squares[part] + T.shfl_xor(squares[part], 1 << distance)
@@ -104,6 +104,6 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
                     token = rows * BLOCK_M + part * row_threads + thread // lanes
                     if token < num_tokens:
                         sqrsum[split, token] = squares[part]
-            store_products(products, mul, split, rows, BLOCK_M, THREADS, num_tokens)
+            store_products(products, mul, split, rows, thread, BLOCK_M, THREADS, num_tokens)
 
     return mhctune_projection_mma

@@ -10,29 +10,27 @@ PRODUCT_WIDTH = 3 * TERM_ROWS + 8
 
 
 @T.macro
-def load_weights(fn, weights, first, parts, threads, width, stride):
+def load_weights(fn, weights, first, thread, parts, threads, width, stride, stream=0):
     """Load 24 rows of `width` float32 weights into registers, four neighbours a thread and part.
 
-    Element k of a row is fn[row, k // stride, first + k % stride].
+    `thread` is one of `threads`. Element k of a row is fn[row, k // stride, first + k % stride].
     """
-    thread = T.get_thread_binding()
     for part in T.unroll(parts):
         for v in T.vectorized(4):
             weights[part, v] = fn[
                 (part * threads + thread) // (width // 4),
-                (part * threads + thread) % (width // 4) * 4 // stride,
+                (part * threads + thread) % (width // 4) * 4 // stride + stream,
                 first + (part * threads + thread) % (width // 4) * 4 % stride + v,
             ]
 
 
 @T.macro
-def store_terms(weights, terms, parts, threads, width):
+def store_terms(weights, terms, thread, parts, threads, width):
     """Split the weights of `load_weights` and store term i of row n in shared memory terms[32 i + n, k].
 
     Each term is the bf16 nearest to what the terms before it left over, so that the three sum to the
     float32 weight to 24 bits and every product with a bf16 stream is exact.
     """
-    thread = T.get_thread_binding()
     term = T.alloc_local((3, 4), "bfloat16")
     for part in T.unroll(parts):
         # Vectorised, two conversions are one instruction of an eighth of the time (F2FP, not F2F).
@@ -52,9 +50,8 @@ def store_terms(weights, terms, parts, threads, width):
 
 
 @T.macro
-def store_products(products, mul, split, rows, block_m, threads, num_tokens):
+def store_products(products, mul, split, rows, thread, block_m, threads, num_tokens):
     """Add the three terms of shared memory products[block_m, PRODUCT_WIDTH] and write mul[split]."""
-    thread = T.get_thread_binding()
     for part in T.unroll(block_m * 24 // threads):
         index = part * threads + thread
         token = rows * block_m + index // 24

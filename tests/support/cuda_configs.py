@@ -31,6 +31,11 @@ def _mma(n_splits: int, block_h: int, block_m: int, epilogue: dict[str, int], n_
     return Candidate.of("fused_mma", tile | epilogue)
 
 
+def _ws(n_splits: int, cache: int, mix_lanes: int, epilogue: dict[str, int]) -> Candidate:
+    tile = {"n_splits": n_splits, "cache": cache, "mix_lanes": mix_lanes}
+    return Candidate.of("fused_ws", tile | epilogue)
+
+
 CONFIGS = (
     Candidate.of("fused", BASE),
     Candidate.of("fused", {**_fused(12, 24, 8, 64, 2, 2).config, **EARLY}),
@@ -43,6 +48,10 @@ CONFIGS = (
     _mma(4, 64, 64, EARLY),
     _mma(16, 64, 64, EARLY, 256),
     _mma(16, 32, 64, EPILOGUE, 256),
+    _ws(16, 0, 32, EPILOGUE),
+    _ws(8, 2, 1, EARLY),
+    _ws(1, 1, 1, EPILOGUE),
+    _ws(2, 1, 32, EARLY),
     _tiled("unfused", 4, 16, 64, 4, 4),
     Candidate.of("unfused", {**_tiled("unfused", 6, 32, 64, 2, 8).config, **EARLY}),
     Candidate.of("unfused_mma", {"n_splits": 64, "block_k": 64} | EPILOGUE),
