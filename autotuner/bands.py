@@ -25,7 +25,8 @@ class Option:
     """A candidate as the derivation sees it.
 
     `regret` (point) and `upper` (upper confidence limit) hold one value a token count; both are None where
-    the candidate was not measured or failed.
+    the candidate was not measured or failed. `spread`, one a token count, is how far noise moves a limit: it
+    is read where an incumbent is held.
     """
 
     candidate: Candidate
@@ -33,6 +34,7 @@ class Option:
     memory_bytes: int
     regret: tuple[float | None, ...]
     upper: tuple[float | None, ...]
+    spread: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class BandDeriver:
         # Unscaled where all weigh the same: a share such as 1/3 would round, and equal sums come out unequal.
         choices = _Search(feasible, options, served, weights or [1.0] * len(token_counts)).best()
         equal = [1 / len(token_counts)] * len(token_counts)
-        return _derivation(token_counts, options, choices, weights or equal)
+        return derivation_of(token_counts, options, choices, weights or equal)
 
     def fewest_variants(self, token_counts: Sequence[int], options: Sequence[Option]) -> int:
         """Return the fewest variants under the bound.
@@ -262,12 +264,13 @@ def _check_options(options: Sequence[Option], length: int) -> None:
                 )
 
 
-def _derivation(
+def derivation_of(
     token_counts: Sequence[int],
     options: Sequence[Option],
     choices: tuple[int, ...],
     weights: Sequence[float],
 ) -> Derivation:
+    """Return what a choice of one option (an index) per token count costs; each was measured there."""
     segments: list[Segment] = []
     first = 1
     for g, run in itertools.groupby(range(len(choices)), key=choices.__getitem__):

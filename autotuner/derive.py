@@ -69,9 +69,9 @@ def derive(
     floor = noise_floor(trials)
     width = floor.width if floor else 0.0
     cells = {n: standings([t for t in trials if t.cell.num_tokens == n], width) for n in counts}
-    options, terms = _options(sweep, trials, cells), terms or Terms()
+    options, terms = options_of(sweep, trials, cells), terms or Terms()
     served = _served(incumbent, counts)
-    chosen = choose(counts, options, max_regret, served, terms)
+    chosen = choose(counts, options, max_regret, served, terms, incumbent.hold if incumbent else 0.0)
     allowed = chosen.options
     edges = edges_of(chosen.derivation.segments, [o.candidate for o in allowed], every, width)
     derivation = replace(chosen.derivation, segments=_moved(chosen.derivation.segments, edges))
@@ -106,6 +106,7 @@ def derive(
             "sources": dict(sweep.sources),
             "failures": _failures(trials),
             **terms.to_evidence(),
+            **({"held": chosen.held.to_data()} if chosen.held else {}),
             **({"search": sweep.search.summary()} if sweep.search else {}),
             **({"edges": probed} if (probed := [e.to_data() for e in edges if e.probes]) else {}),
         },
@@ -123,7 +124,7 @@ def _moved(segments: Sequence[Segment], edges: Sequence[Edge]) -> tuple[Segment,
     )
 
 
-def _options(
+def options_of(
     sweep: SweepRecord, trials: Sequence[Trial], cells: Mapping[int, Sequence[Standing]]
 ) -> list[Option]:
     """Return the candidates as the deriver sees them: a regret below the noise floor is none."""
@@ -141,6 +142,7 @@ def _options(
                 bytes_of[candidate],
                 tuple(_beyond_noise(s) if s else None for s in rows),
                 tuple(s.regret.upper if s else None for s in rows),
+                tuple(max(s.regret.upper - s.regret.point, s.floor) if s else None for s in rows),
             )
         )
     return options

@@ -10,6 +10,7 @@ from mhctune.autotuner.beside import beside
 from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.edges import Edge
 from mhctune.autotuner.front import Point
+from mhctune.autotuner.hold import held_note
 from mhctune.autotuner.records import Failure, Footprint, Trial
 from mhctune.autotuner.report import Sheet, config_text, edge_notes, floor_note
 from mhctune.autotuner.standings import Standing
@@ -126,6 +127,8 @@ class Explanation:
                 f"served: {self._place + 1} of {len(self.standings)} here, chosen so that all bands together "
                 f"need the fewest kernels under the bound of {percent(evidence['max_regret'])}"
             )
+        if held := held_note(evidence):
+            yield held
         yield (
             f"{counted(len(self.standings), 'candidate')} measured at {counted(self.measured_at, 'token')}, "
             f"{tied} tied with the best: their lower 95 % limit is not above 0{self._or_floor}"
@@ -161,7 +164,9 @@ class Explanation:
             lines.append(
                 f"a bound below {percent(upper)}, this choice's upper limit here (now {percent(bound)})"
             )
-        fewer = [p for p in self.front if p.variants < len(self.table.evidence["variants"])]
+        # Where the bound would do already, other bands are held, and a note of its own says why.
+        kernels = len(self.table.evidence["variants"])
+        fewer = [p for p in self.front if p.variants < kernels and p.bound > bound]
         if fewer:
             lines.append(
                 f"a bound of {percent(fewer[-1].bound)}: {counted(fewer[-1].variants, 'kernel')} would do"

@@ -9,16 +9,28 @@ from typing import Any
 from mhctune.kernels.dispatch import Choice, DispatchTable
 from mhctune.kernels.space import Candidate
 
+HOLD = 2**0.5
+"""How many of its spreads a limit must lie below the bound for its choice to take an incumbent's place.
+
+A limit is computed anew in every sweep: two of one truth differ by √2 times what one does. A limit's spread
+is what lies between it and its point, which is what noise moves a point by, with 95 % confidence.
+"""
+
 Served = tuple[int, int | None, Choice]
 """First and last token count (None: open above) and what is served there."""
 
 
 @dataclass(frozen=True)
 class Incumbent:
-    """What is served today; `name` says where that is known from. Ranges rise and do not overlap."""
+    """What is served today; `name` says where that is known from. Ranges rise and do not overlap.
+
+    `hold` is how firmly it is kept, see `HOLD`; 0: any fewer kernels or bands within the bound replace it,
+    which was the rule of tables that do not say it.
+    """
 
     name: str
     served: tuple[Served, ...]
+    hold: float = HOLD
 
     @classmethod
     def of(cls, table: DispatchTable) -> Incumbent:
@@ -36,10 +48,10 @@ class Incumbent:
     def to_data(self) -> dict[str, Any]:
         """Return it as JSON-able data, for the evidence of a table: a replay needs the same incumbent."""
         served = [[first, last, choice.arm, dict(choice.config)] for first, last, choice in self.served]
-        return {"name": self.name, "served": served}
+        return {"name": self.name, "served": served, **({"hold": self.hold} if self.hold else {})}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Incumbent:
         """Read what `to_data` returned."""
         served = tuple((first, last, Choice.of(arm, config)) for first, last, arm, config in data["served"])
-        return cls(data["name"], served)
+        return cls(data["name"], served, data.get("hold", 0.0))

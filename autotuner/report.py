@@ -14,6 +14,7 @@ from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.edges import Ahead, Edge
 from mhctune.autotuner.exploration import forecast_notes, search_notes
 from mhctune.autotuner.gain import gain_note
+from mhctune.autotuner.hold import held_note
 from mhctune.autotuner.planner import Forecast
 from mhctune.autotuner.probe import Device, doctor_rows
 from mhctune.autotuner.records import FailureKind, SweepState
@@ -241,6 +242,7 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
                 f"raced under a bound of {percent(evidence['raced_under'])}: who was slower by more left "
                 "early, so that fewer rounds speak for it; sweep with --max-regret to race by this bound"
             )
+    notes += [held] if (held := held_note(evidence)) else []
     if "search" in evidence:
         notes += search_notes(evidence["search"])
     source = f"sweep {evidence.get('sweep', '?')}, table {table.digest[:12]}"

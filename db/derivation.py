@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mhctune.autotuner.bands import NoBands
@@ -76,7 +77,7 @@ def derive_again(store: Repository, stored: StoredTable) -> Derived:
 
     Edges are those of the probes that its evidence names: later ones are another table's.
     The sweep has the number in it that it had where the table was derived: a merge gives others. A table
-    kept by a version that did not write its incumbent down gets the one that it had then.
+    kept by a version that did not write its incumbent down gets the one that it had then, which was not held.
 
     Raises:
         NoBands, TooFewSamples: as `derive`.
@@ -87,7 +88,8 @@ def derive_again(store: Repository, stored: StoredTable) -> Derived:
         data = evidence["incumbent"]
         incumbent = Incumbent.from_data(data) if data else None
     else:
-        incumbent = _known_incumbent(store, sweep, before=stored.id)
+        known = _known_incumbent(store, sweep, before=stored.id)
+        incumbent = replace(known, hold=0.0) if known else None
     number = evidence.get("sweep", sweep.id)
     terms = Terms.of_evidence(evidence)
     trials = known_to(evidence, sweep.record.token_counts, store.trials(sweep.id))
