@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mhctune.autotuner.bench import (
+    check_release,
     fewest_bytes,
     input_bytes,
     moved_apart,
@@ -24,6 +25,7 @@ from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
 from mhctune.kernels.compiler import CompileError, Compiler
 from mhctune.kernels.seam import Seam, Tensors
 from mhctune.kernels.space import Candidate
+from mhctune.kernels.until import END
 
 
 @dataclass
@@ -90,9 +92,11 @@ class CudaBench:
     cold, inputs and buffers have several slots, which the launches of a graph take in turn.
     """
 
-    def __init__(self, seam: Seam, compiler: Compiler, l2: str = "warm", device: int = 0) -> None:
-        """Measure a seam's candidates, `warm` or `cold`, on a GPU by index."""
-        self._seam, self._compiler, self._l2 = seam, compiler, l2
+    def __init__(
+        self, seam: Seam, compiler: Compiler, l2: str = "warm", device: int = 0, until: str = END
+    ) -> None:
+        """Measure a seam's candidates, `warm` or `cold`, on a GPU by index, to the end or to an output."""
+        self._seam, self._compiler, self._l2, self._until = seam, compiler, l2, until
         self._device = torch.device("cuda", device)
         torch.cuda.set_device(self._device)
         # Kept open: torch holds 1,024 live bytes of random state while any graph exists, which would count
@@ -133,7 +137,7 @@ class CudaBench:
     def floor_us(self) -> float:
         """Return the microseconds that a copy of the cell's fewest bytes takes, timed as candidates are."""
         cell = self._entered()
-        bytes_ = fewest_bytes(self._seam, cell.problem, cell.num_tokens)
+        bytes_ = fewest_bytes(self._seam, cell.problem, cell.num_tokens, self._until)
         return copy_us(bytes_, self._device, self._replay_overhead)
 
     def forecast(self, candidate: Candidate) -> Footprint:
@@ -160,12 +164,15 @@ class CudaBench:
 
     def _prepare(self, candidate: Candidate) -> Footprint | Failure:
         cell, before = self._entered(), live_bytes()
-        buffers, slots, run = self._bound(candidate)
+        buffers, slots, run, whole = self._bound(candidate)
         self._sets().change(0)
         buffers.poison()
-        run()
+        whole()
         torch.cuda.synchronize()
         failure = verdict(self._seam.check(cell.problem, *slots[0])) or _apart(slots)
+        if failure is None and self._until != END:
+            arm = self._seam.arm("cuda", candidate.arm)
+            failure = check_release(self._seam, cell, arm, candidate, self._until, *slots[0], run)
         if failure is not None:
             return failure
         graph = CapturedGraph(run, unroll(len(slots)) // len(slots))
@@ -179,23 +186,30 @@ class CudaBench:
 
     def _bound(
         self, candidate: Candidate, offset_bytes: int = 0
-    ) -> tuple[OutputBuffers, list[tuple[Tensors, Tensors]], Callable[[], None]]:
-        """Allocate a candidate's buffers; return them, the slots' tensors, and what launches all."""
+    ) -> tuple[OutputBuffers, list[tuple[Tensors, Tensors]], Callable[[], None], Callable[[], None]]:
+        """Allocate a candidate's buffers; return them, the slots' tensors, and what launches in all slots.
+
+        First what is timed, then the whole of it: the same, unless it is timed until an output is complete.
+        """
         cell, config, live = self._entered(), candidate.config, self._sets().live
         arm = self._seam.arm("cuda", candidate.arm)
         kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
-        launch = arm.bind(cell.problem, config, kernels)
         specs = arm.plan(cell.problem, config, cell.num_tokens)
         buffers = OutputBuffers(specs, self._device, len(live), offset_bytes)
         slots: list[tuple[Tensors, Tensors]] = [
             (inputs, buffers.bind(cell.num_tokens, at)) for at, inputs in enumerate(live)
         ]
 
-        def run() -> None:
-            for inputs, views in slots:
-                launch(inputs, views)
+        def bound(until: str) -> Callable[[], None]:
+            launch = arm.bind_until(cell.problem, config, kernels, until)
 
-        return buffers, slots, run
+            def run() -> None:
+                for inputs, views in slots:
+                    launch(inputs, views)
+
+            return run
+
+        return buffers, slots, bound(self._until), bound(END)
 
     def move(self, candidate: Candidate, placement: int) -> Failure | None:
         """Capture a resident candidate anew, with buffers and inputs at other addresses."""
@@ -213,7 +227,7 @@ class CudaBench:
             self._sets().turn(placement)
             self._placement = placement
         old = self._residents[candidate]
-        buffers, slots, run = self._bound(candidate, offset_of(placement))
+        buffers, slots, run, _ = self._bound(candidate, offset_of(placement))
         graph = CapturedGraph(run, unroll(len(slots)) // len(slots))
         buffers.poison()
         with self._sets().showing(old.inputs) as restore:
