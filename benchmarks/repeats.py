@@ -14,6 +14,7 @@ from mhctune.autotuner.records import Measurement
 from mhctune.db.derivation import derive_stored
 from mhctune.db.repository import Repository
 from mhctune.kernels.space import Candidate
+from mhctune.kernels.until import END, until_of
 
 Medians = dict[int, dict[Candidate, float]]
 
@@ -27,7 +28,7 @@ def main(db: str) -> None:
     """Print the comparison."""
     by_state: dict[str, dict[int, Medians]] = {"warm": {}, "cold": {}}
     with Repository.open(db, readonly=True) as store:
-        for sweep in store.sweeps():
+        for sweep in (s for s in store.sweeps() if until_of(s.record.protocol) == END):
             protocol, derived = sweep.record.protocol, derive_stored(store, sweep, None)
             medians: Medians = {count: {} for count in sweep.record.token_counts}
             for trial in sweep.record.without_probes(store.trials(sweep.id)):

@@ -92,6 +92,46 @@ def test_two_runs_are_measured_once_and_make_the_table(
             assert ratio == pytest.approx(theirs / ours)
 
 
+EARLY = (
+    SWEEP
+    + """
+[space.c.released]
+tile_n = [24]
+n_splits = [2]
+block_h = [64]
+block_m = [1]
+"""
+)
+
+
+def test_the_time_to_the_layer_input_is_a_table_of_its_own(
+    hopper: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db, sweep, yards = str(tmp_path / "x.db"), tmp_path / "early.toml", tmp_path / "x.db.yardsticks.json"
+    sweep.write_text(EARLY)
+    plans = hopper.plans_of(load_gpu("cpu"), str(sweep), [HIDDEN], 2, "layer_input")
+    assert [plan.shipped for plan in plans] == [(), ()]  # baselines are complete at their end
+    assert [plan.protocol.until for plan in plans] == ["layer_input"] * 2
+    hopper.measure(db, plans, detect().free_bytes, yards)
+    assert not yards.exists()
+    assert f"hidden {HIDDEN}, seed {plans[0].protocol.seed}, to the layer input: 3 candidates" in (
+        capsys.readouterr().out
+    )
+    data = json.loads(json.dumps(hopper.tables(db, [HIDDEN], 3, yards)))
+    printed = capsys.readouterr().out
+    assert f"hidden {HIDDEN}, {detect().name}, to the layer input: 2 runs, sweeps 1, 2" in printed
+    assert f"hidden {HIDDEN}: no sweep of post_pre_delayed has ended" in printed  # to the end there is none
+    assert list(data[str(HIDDEN)]) == ["layer_input"]
+    rows = data[str(HIDDEN)]["layer_input"]["rows"]
+    assert [(row["num_tokens"], row["ours"]["arm"]) for row in rows] == [(1, "released"), (2, "released")]
+    assert [(row["target"], row["shipped_us"], row["verdict"]) for row in rows] == [
+        (2.5, None, "no record")
+    ] * 2
+    with Repository.open(db, readonly=True) as store:
+        assert hopper.alike(store.sweeps(), HIDDEN, 3) == []
+        assert [s.id for s in hopper.alike(store.sweeps(), HIDDEN, 3, "layer_input")] == [1, 2]
+
+
 def test_what_is_not_a_repeat_is_no_run_of_the_table(
     hopper: ModuleType, repository: Repository, make_sweep: object, make_fingerprint: object
 ) -> None:
