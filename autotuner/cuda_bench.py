@@ -90,6 +90,10 @@ class CudaBench:
     sets of inputs are kept beside the live ones, so that a replay can be checked with changed values, and lie
     elsewhere with every placement. Timed
     cold, inputs and buffers have several slots, which the launches of a graph take in turn.
+
+    Until an output, a kernel of nobody's stands behind each launch, and graphs of it alone are subtracted: a
+    first kernel may let the next one begin while it runs, which would then be our own first kernel again and
+    hide its start; when served it is another's, behind which nothing of ours is hidden.
     """
 
     def __init__(
@@ -103,6 +107,8 @@ class CudaBench:
         # against the first candidate.
         self._empty = empty_graph()
         self._overhead: dict[int, float] = {}
+        self._apart: torch.Tensor | None = None
+        self._apart_us: dict[tuple[int, int], float] = {}
         self._residents: dict[Candidate, _Resident] = {}
         self._cell: Cell | None = None
         self._placement = 0
@@ -121,6 +127,8 @@ class CudaBench:
     def enter(self, cell: Cell, seed: int) -> int | Failure:
         """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
         self._cell, self._placement = cell, 0
+        if self._until != END and self._apart is None:
+            self._apart = torch.zeros(1, device=self._device)
 
         def draw(seed: int) -> Tensors:
             return self._seam.inputs(cell.problem, cell.num_tokens, seed, "cpu")
@@ -206,10 +214,17 @@ class CudaBench:
             def run() -> None:
                 for inputs, views in slots:
                     launch(inputs, views)
+                    if until != END:
+                        self._launch_apart()
 
             return run
 
         return buffers, slots, bound(self._until), bound(END)
+
+    def _launch_apart(self) -> None:
+        """Launch the kernel of nobody's; it waits for all ahead of it, and all behind wait for it."""
+        assert self._apart is not None
+        self._apart.add_(1)
 
     def move(self, candidate: Candidate, placement: int) -> Failure | None:
         """Capture a resident candidate anew, with buffers and inputs at other addresses."""
@@ -247,11 +262,12 @@ class CudaBench:
         return ownership(run, graph, buffers, lambda: self._sets().change(1))
 
     def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
-        """Time replays of the candidate's graph, less those of a graph without nodes, per launch."""
+        """Time replays of the candidate's graph, less those of a graph without its kernels, per launch."""
         launched = unroll(len(self._sets().live))
         replays = max(1, -(-launches // launched))
         try:
-            overhead = self._replay_overhead(replays)
+            to_end = self._until == END
+            overhead = self._replay_overhead(replays) if to_end else self._apart_overhead(replays, launched)
             total = self._residents[candidate].graph.time_us(replays)
         except Exception as error:  # candidates run here: whatever they raise is their failure row
             return raised(error)
@@ -261,6 +277,15 @@ class CudaBench:
         if replays not in self._overhead:
             self._overhead[replays] = overhead_us(self._empty, replays)
         return self._overhead[replays]
+
+    def _apart_overhead(self, replays: int, launches: int) -> float:
+        """Return what so many replays of so many kernels of nobody's take."""
+        if (replays, launches) not in self._apart_us:
+            graph = CapturedGraph(self._launch_apart, launches)
+            graph.time_us(replays)
+            self._apart_us[replays, launches] = overhead_us(graph, replays)
+            graph.close()
+        return self._apart_us[replays, launches]
 
     def release(self, candidate: Candidate) -> None:
         """Free what a candidate holds."""

@@ -52,7 +52,8 @@ class Protocol:
             last one ends, so that unrolled seams overlap as behind a foreign kernel.
         seed: Of the inputs; cell by cell the token count is added.
         until: `end` times the whole launch, `layer_input` the launches up to the one that completes the layer
-            input: two numbers that are never compared.
+            input: two numbers that are never compared. On a GPU a kernel of nobody's stands behind each of
+            the latter and is subtracted (`mhctune.autotuner.cuda_bench`).
     """
 
     samples: int

@@ -81,6 +81,7 @@ class SweepLine:
         del data["record"]["variants"]
         search = self.record.search
         data["record"]["search"] = search.summary() if search else None
+        data["until"] = until_of(self.record.protocol)
         return data
 
 

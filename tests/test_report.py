@@ -235,6 +235,7 @@ def test_sweeps_show_how_far_they_have_come(record: SweepRecord) -> None:
     came = "4 trials measured, 3 failed (mismatch 2, compile 1)"
     assert sheet.notes == (f"sweep 3: NVIDIA H200, timed to the end; {came}",)
     early = replace(line, record=replace(record, protocol={**record.protocol, "until": "layer_input"}))
+    assert [each.to_dict()["until"] for each in (line, early)] == ["end", "layer_input"]
     notes = report.sweeps_sheet([early], "mhctune.db").notes
     assert notes == (f"sweep 3: NVIDIA H200, timed to the layer input; {came}",)
     assert width(sheet) <= 80

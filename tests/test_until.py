@@ -177,15 +177,22 @@ def test_an_arm_that_lies_about_its_release_is_a_mismatch(compiler: Compiler, ar
 
 
 class Launches:
-    """What was to be captured, launched at every replay."""
+    """What was to be captured, launched at every replay; a clock says what kernels cost."""
 
     live_bytes = reserved_bytes = 0
+    clock: Callable[[], float] = staticmethod(lambda: 0.0)
 
     def __init__(self, run: Callable[[], None], launches: int) -> None:
         self.run, self.launches = run, launches
 
     def replay(self) -> None:
         self.run()
+
+    def time_us(self, replays: int) -> float:
+        begin = self.clock()
+        for _ in range(replays * self.launches):
+            self.run()
+        return self.clock() - begin
 
     def close(self) -> None:
         """Nothing is held."""
@@ -220,6 +227,32 @@ def test_a_graph_holds_the_launches_up_to_there(cuda: Callable[[Arm], CudaBench]
     assert unwritten(views["layer_input"]) == 0
     assert unwritten(views["next_comb_mix"]) == 3 * 16
     assert bench.move(candidate(arm), 1) is None
+
+
+def test_a_launch_is_timed_between_kernels_of_nobodys_which_do_not_count(
+    cuda: Callable[[Arm], CudaBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    class Counted(Released):
+        def bind(self, problem: Problem, config: Config, kernels: Sequence[Callable[..., None]]) -> Launch:
+            inner = super().bind(problem, config, kernels)
+
+            def launch(inputs: Tensors, buffers: Tensors) -> None:
+                ran.append("ours")
+                inner(inputs, buffers)
+
+            return launch
+
+    bench = cuda(Counted())
+    apart = bench._launch_apart
+    monkeypatch.setattr(bench, "_launch_apart", lambda: (ran.append("nobody's"), apart()))
+    monkeypatch.setattr(Launches, "clock", lambda self: 3.0 * ran.count("ours") + 0.5 * ran.count("nobody's"))
+    assert isinstance(bench.prepare(candidate(Released())), Footprint)
+    ran.clear()
+    bench._residents[candidate(Released())].graph.replay()
+    assert ran == ["ours", "nobody's"]
+    assert bench.sample(candidate(Released()), 0, 0, 40) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(("arm", "said"), LIES)
