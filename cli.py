@@ -47,7 +47,7 @@ from mhctune.configs.recorded import recorded_names
 from mhctune.configs.traffic import load_traffic
 from mhctune.db import schema
 from mhctune.db.checks import check_tables, finish, save_runs
-from mhctune.db.derivation import chosen_sweep, derive_stored, keep, load_incumbent
+from mhctune.db.derivation import chosen_sweep, derive_stored, keep, load_incumbent, other_times
 from mhctune.db.diff import diff as diff_tables
 from mhctune.db.engine import DatabaseError, Place
 from mhctune.db.export import FORMATS, ExportError, formats_of, write
@@ -96,6 +96,10 @@ Samples = Annotated[int | None, Option("--samples", min=5, help="Timed rounds (d
 Regret = Annotated[float | None, Option(
     "--max-regret", min=0.0, max=1.0, help="What a band may lose: 0.05 is 5 % (default: the sweep's).")]
 Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what is free (cpu: of the host).")]
+Until = Annotated[Literal["end", "layer_input"] | None, Option(
+    "--until", help="Time the whole launch, or what comes before the layer input (default: the sweep's).")]
+TableUntil = Annotated[Literal["end", "layer_input"], Option(
+    "--until", help="A table that was tuned by the whole launch, or by the time to the layer input.")]
 L2State = Annotated[Literal["warm", "cold"] | None, Option("--l2", help="L2 when timed.")]
 ProbeEdges = Annotated[bool | None, Option(
     "--probe/--no-probe", help="Measure between token counts where the choice changes (default: on a GPU).")]
@@ -225,13 +229,13 @@ def tuning_of(
 def sweep(
     gpu: Gpu = "auto", sweep: SweepName = None, model: ModelName = None, seam: SeamName = None,
     tokens: Tokens = None, max_regret: Regret = None, samples: Samples = None, l2: L2State = None,
-    seed: Seed = None, probe: ProbeEdges = None, vram_budget: Budget = "60%", db: Db = DB, new: New = False,
-    as_json: Json = False,
+    until: Until = None, seed: Seed = None, probe: ProbeEdges = None, vram_budget: Budget = "60%",
+    db: Db = DB, new: New = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure every candidate of every cell, then derive the bands; stopped, the same command resumes it."""
     device = detect()
     plans = plan_sweeps(target_of(gpu, device), sweep, model=model, seam=seam, tokens=tokens,
-                        max_regret=max_regret, samples=samples, l2=l2, seed=seed)  # fmt: skip
+                        max_regret=max_regret, samples=samples, l2=l2, until=until, seed=seed)  # fmt: skip
 
     documents: list[dict[str, Any]] = []
 
@@ -248,7 +252,8 @@ def sweep(
         tuning.check()
         VramBudget.parse(vram_budget, device.free_bytes)  # before a worker starts, which takes seconds
     try:
-        with open_bench(first.seam.name, first.target, first.protocol.l2, device=ranks.local) as bench:
+        named = first.seam.name, first.target, first.protocol.l2
+        with open_bench(*named, device=ranks.local, until=first.protocol.until) as bench:
             tune(tuning, plans, bench, device.free_bytes, vram_budget, ranks=ranks, new=new, probe=probe)
     finally:
         print_documents(documents, len(plans))
@@ -325,10 +330,11 @@ def bands(
 @app.command()
 def lookup(
     num_tokens: NumTokens, db: TableDb = DB, seam: TableSeam = None, problem: TableProblem = None,
-    as_measured: AsMeasured = False, as_json: Json = False,
+    until: TableUntil = "end", as_measured: AsMeasured = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Say which arm and config is served for a token count, and how far the answer can be trusted."""
-    table = load_measured(db, seam, problem) if as_measured else load_here(db, detect(), seam, problem)
+    named = seam, problem, until
+    table = load_measured(db, *named) if as_measured else load_here(db, detect(), *named)
     answer = table.lookup(num_tokens)
     print_json(report.answer_dict(table, answer)) if as_json else say(report.answer_text(table, answer))
 
@@ -342,18 +348,20 @@ def explain(
     with Repository.open(db, readonly=True) as store:
         stored = chosen_sweep(store, sweep_id)
         derived, trials = derive_stored(store, stored, max_regret), store.trials(stored.id)
-    why = why_served(derived, trials, tokens)
+        others = other_times(store, stored)
+    why = why_served(derived, trials, tokens, others)
     print_json(why.to_dict(limit)) if as_json else show(why.sheet(limit))
 
 
 @app.command("export")
 def export_command(
     formats: Formats = "json,python", folder: Folder = Path("."), db: TableDb = DB,
-    seam: TableSeam = None, problem: TableProblem = None, force: Force = False, as_json: Json = False,
+    seam: TableSeam = None, problem: TableProblem = None, until: TableUntil = "end", force: Force = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write the newest table as files to check in, and its manifest; the same table gives the same bytes."""
     names = formats_of(formats)
-    paths, missing = export_all(load_measured(db, seam, problem), names, folder, force=force)
+    paths, missing = export_all(load_measured(db, seam, problem, until), names, folder, force=force)
     note(missing)
     written = [str(path) for path in paths]
     print_json(written) if as_json else say("\n".join(written))
@@ -366,14 +374,18 @@ def check(
     save: SaveRun = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
-    against, changed = load_measured(str(baseline)) if baseline else None, parse_passes(passes or ())
+    against, changed = (
+        load_measured(str(baseline), until=None) if baseline else None,
+        parse_passes(passes or ()),
+    )
     with Repository.open(db, readonly=not save) as store:
-        checked = check_tables(store, load_measured(str(table)) if table else None)
+        checked = check_tables(store, load_measured(str(table), until=None) if table else None)
         device, beside = detect(), manifests_beside(table, checked[0].table) if table else []
 
         def timed(each: DispatchTable, then: Then) -> list[Finding]:
             here, named = fingerprint_for(each, changed), (each.seam, each.target, l2_of(each))
-            with open_bench(*named, passes=changed) as bench, progress_bar(not as_json) as bar:
+            opened = open_bench(*named, passes=changed, until=each.until)
+            with opened as bench, progress_bar(not as_json) as bar:
                 return remeasure(each, bench, bench.compile_all, tolerance, bar, then=then, here=here)
 
         reason = partial(elsewhere, device=device) if not no_measure else lambda _: "--no-measure"
@@ -414,7 +426,7 @@ def merge_command(target: Target, sources: Sources, as_json: Json = False) -> No
 @app.command()
 def replay(source: Recording, table: Kept = None, as_json: Json = False) -> None:
     """Derive bands again from a recording's or a database's samples; 1: not the kept table to the byte."""
-    replayed = replay_samples(source, load_measured(str(table)) if table else None)
+    replayed = replay_samples(source, load_measured(str(table), until=None) if table else None)
     done = Check([each.finding for each in replayed if each.finding])
     if as_json:
         tables = [each.derived.table.to_dict() for each in replayed]

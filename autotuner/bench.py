@@ -12,10 +12,11 @@ import torch
 from mhctune.autotuner.inputs import SLACK_BYTES, offset_of
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
 from mhctune.autotuner.timer import HostTimer, Slot, Timer
-from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
+from mhctune.kernels.buffers import OutputBuffers, Role, poison, total_bytes
 from mhctune.kernels.compiler import CompileError, Compiler
-from mhctune.kernels.seam import Arm, Deviation, Problem, Seam
+from mhctune.kernels.seam import Arm, Deviation, Problem, Seam, Tensors
 from mhctune.kernels.space import Candidate
+from mhctune.kernels.until import END
 
 SPARE_SETS = {"c": 0, "cuda": 2}
 """Input sets that the bench of a target holds beside the live ones: on a GPU two sets of values."""
@@ -77,6 +78,37 @@ def verdict(deviations: list[Deviation]) -> Failure | None:
     return Failure(FailureKind.MISMATCH, "; ".join(wrong)) if wrong else None
 
 
+def check_release(
+    seam: Seam,
+    cell: Cell,
+    arm: Arm,
+    candidate: Candidate,
+    until: str,
+    inputs: Tensors,
+    views: Tensors,
+    run: Callable[[], None],
+) -> Failure | None:
+    """Return the mismatch of a launch that ends too early for what its arm says is complete by then.
+
+    `views` hold what a whole launch wrote, which was checked, and are poisoned before `run` launches up to
+    `until`. What is released by then is compared with the reference, which is computed from the streams of
+    the whole launch: an arm may release its layer input before they are stored.
+    """
+    launches = arm.launches_until(cell.problem, candidate.config, until)
+    released = [n for n, at in arm.releases(cell.problem, candidate.config).items() if at <= launches]
+    names, outputs = {until, *released}, seam.outputs(cell.problem, cell.num_tokens)
+    whole = {spec.name: views[spec.name].clone() for spec in outputs}
+    for view in views.values():
+        poison(view)
+    run()
+    found = seam.check(cell.problem, inputs, {**whole, **{name: views[name] for name in names}})
+    failure = verdict([deviation for deviation in found if deviation.output in names])
+    if failure is None:
+        return None
+    every = len(arm.variants(cell.problem, candidate.config))
+    return Failure(failure.kind, f"after {launches} of {every} launches, until {until}: {failure.detail}")
+
+
 def moved_apart(old: OutputBuffers, new: OutputBuffers) -> Failure | None:
     """Return the mismatch of buffers that a candidate wrote other bits to than to those it was checked in."""
     pairs = zip(old.names(), old.storages(), new.storages(), strict=True)
@@ -100,10 +132,16 @@ def tensor_bytes(seam: Seam, problem: Problem, num_tokens: int) -> int:
     return _measures(seam, problem, num_tokens)[0]
 
 
-def _measures(seam: Seam, problem: Problem, num_tokens: int) -> tuple[int, int]:
-    """Return bytes and number of the tensors of one set of inputs."""
+def _measures(
+    seam: Seam, problem: Problem, num_tokens: int, needed: frozenset[str] | None = None
+) -> tuple[int, int]:
+    """Return bytes and number of the tensors of one set of inputs, or of those that are needed."""
     one, two = (
-        [t.numel() * t.element_size() for t in seam.inputs(problem, tokens, 0, "cpu").values()]
+        [
+            t.numel() * t.element_size()
+            for name, t in seam.inputs(problem, tokens, 0, "cpu").items()
+            if needed is None or name in needed
+        ]
         for tokens in (1, 2)
     )
     return sum(one) + (num_tokens - 1) * (sum(two) - sum(one)), len(one)
@@ -118,9 +156,14 @@ def input_bytes(seam: Seam, problem: Problem, num_tokens: int, target: str, slot
     return (spare + slots) * one + ((spare + 1) * SLACK_BYTES * tensors if spare else 0)
 
 
-def fewest_bytes(seam: Seam, problem: Problem, num_tokens: int) -> int:
-    """Return the bytes that no arm can do without: every input read once, every output written once."""
-    return tensor_bytes(seam, problem, num_tokens) + total_bytes(seam.outputs(problem, num_tokens))
+def fewest_bytes(seam: Seam, problem: Problem, num_tokens: int, until: str = END) -> int:
+    """Return the bytes that no arm can do without: every input read once, every output written once.
+
+    Until one output is complete: what is read for it, and it alone.
+    """
+    needed = seam.needs(problem, until)
+    outputs = [s for s in seam.outputs(problem, num_tokens) if needed is None or s.name in needed]
+    return _measures(seam, problem, num_tokens, needed)[0] + total_bytes(outputs)
 
 
 class HostBench:
@@ -129,9 +172,10 @@ class HostBench:
     A candidate's buffers are the same storage from its check to its last sample.
     """
 
-    def __init__(self, seam: Seam, compiler: Compiler, timer: Timer | None = None) -> None:
-        """Measure a seam's candidates with a timer (default: the host's clock)."""
+    def __init__(self, seam: Seam, compiler: Compiler, timer: Timer | None = None, until: str = END) -> None:
+        """Measure a seam's candidates with a timer (default: the host's clock), to the end or an output."""
         self._seam, self._compiler, self._timer = seam, compiler, timer or HostTimer()
+        self._until = until
         self._residents: dict[Candidate, _Resident] = {}
         self._cell: Cell | None = None
         self._inputs: dict[str, torch.Tensor] = {}
@@ -172,30 +216,40 @@ class HostBench:
             return raised(error)
 
     def _prepare(self, candidate: Candidate) -> Footprint | Failure:
-        cell, resident = self._entered(), self._launched(candidate)
-        views = resident.buffers.bind(cell.num_tokens)
+        cell, whole = self._entered(), self._launched(candidate, END)
+        views = whole.buffers.bind(cell.num_tokens)
         failure = verdict(self._seam.check(cell.problem, self._inputs, views))
+        if failure is None and self._until != END:
+            whole.run = self._bound(candidate, self._until, views)
+            failure = check_release(
+                self._seam, cell, self._arm(candidate), candidate, self._until, self._inputs, views, whole.run
+            )
         if failure is not None:
             return failure
-        self._residents[candidate] = resident
-        return replace(self.forecast(candidate), measured_bytes=resident.buffers.bytes)
+        self._residents[candidate] = whole
+        return replace(self.forecast(candidate), measured_bytes=whole.buffers.bytes)
 
-    def _launched(self, candidate: Candidate, offset_bytes: int = 0) -> _Resident:
+    def _launched(self, candidate: Candidate, until: str, offset_bytes: int = 0) -> _Resident:
         """Allocate a candidate's buffers, poison them and launch it once."""
         cell, arm, config = self._entered(), self._arm(candidate), candidate.config
-        kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
-        launch = arm.bind(cell.problem, config, kernels)
         specs = arm.plan(cell.problem, config, cell.num_tokens)
         buffers = OutputBuffers(specs, "cpu", offset_bytes=offset_bytes)
+        run = self._bound(candidate, until, buffers.bind(cell.num_tokens))
         buffers.poison()
-        views, inputs = buffers.bind(cell.num_tokens), self._inputs
-        launch(inputs, views)
-        return _Resident(buffers, lambda: launch(inputs, views))
+        run()
+        return _Resident(buffers, run)
+
+    def _bound(self, candidate: Candidate, until: str, views: Tensors) -> Callable[[], None]:
+        """Return what launches a candidate, until then, into these buffers."""
+        problem, arm, config = self._entered().problem, self._arm(candidate), candidate.config
+        kernels = [self._compiler.get(variant).run for variant in arm.variants(problem, config)]
+        launch, inputs = arm.bind_until(problem, config, kernels, until), self._inputs
+        return lambda: launch(inputs, views)
 
     def move(self, candidate: Candidate, placement: int) -> Failure | None:
         """Give a resident candidate other addresses for what it writes; the inputs stay where they are."""
         try:
-            moved = self._launched(candidate, offset_of(placement))
+            moved = self._launched(candidate, self._until, offset_of(placement))
         except Exception as error:  # candidates run here: whatever they raise is their failure row
             return raised(error)
         failure = moved_apart(self._residents[candidate].buffers, moved.buffers)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mhctune.autotuner.worker import Limits, RemoteBench
+from mhctune.kernels.until import END
 
 if TYPE_CHECKING:
     from mhctune.autotuner.bench import Bench
@@ -84,7 +85,12 @@ class SeamsBench:
 
 
 def make_bench(
-    seam_name: str, target: str, l2: str, device: int = 0, passes: Passes | None = None
+    seam_name: str,
+    target: str,
+    l2: str,
+    device: int = 0,
+    passes: Passes | None = None,
+    until: str = END,
 ) -> tuple[Bench, Compiling]:
     """Return the bench of a target, for a seam first, and its compiler; called in the worker."""
     from mhctune.autotuner.threads import threads_here
@@ -96,10 +102,12 @@ def make_bench(
     if target == "cuda":
         from mhctune.autotuner.cuda_bench import CudaBench
 
-        return SeamsBench(seam_name, lambda name: CudaBench(seam(name), compiler, l2, device)), compiler
+        return SeamsBench(
+            seam_name, lambda name: CudaBench(seam(name), compiler, l2, device, until)
+        ), compiler
     from mhctune.autotuner.bench import HostBench
 
-    return SeamsBench(seam_name, lambda name: HostBench(seam(name), compiler)), compiler
+    return SeamsBench(seam_name, lambda name: HostBench(seam(name), compiler, until=until)), compiler
 
 
 @contextmanager
@@ -110,12 +118,14 @@ def open_bench(
     limits: Limits | None = None,
     device: int = 0,
     passes: Passes | None = None,
+    until: str = END,
 ) -> Iterator[RemoteBench]:
     """Start a worker with the bench of a target, timed `warm` or `cold`; it ends with the block.
 
-    Kernels are compiled with other `passes` (`mhctune.kernels.compiler.pass_config`) if some are given.
+    Launches are timed to their end, or `until` an output is complete. Kernels are compiled with other
+    `passes` (`mhctune.kernels.compiler.pass_config`) if some are given.
     """
-    bench = RemoteBench(partial(make_bench, seam_name, target, l2, device, passes), limits)
+    bench = RemoteBench(partial(make_bench, seam_name, target, l2, device, passes, until), limits)
     try:
         yield bench
     finally:

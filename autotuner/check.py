@@ -13,6 +13,7 @@ from mhctune.kernels.dispatch import Choice, DispatchTable
 from mhctune.kernels.legality import refusals
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Variant
+from mhctune.kernels.until import END
 
 CompileAll = Callable[[tuple[Variant, ...], Callable[[int, int], None]], None]
 """Compiles all variants; the callable hears how many are done."""
@@ -89,9 +90,9 @@ class Check:
 
 def label(table: DispatchTable) -> str:
     """Return what a person calls a table."""
-    return (
-        f"{table.seam}, {size_text(table.problem)}, {table.fingerprint.gpu_name}, table {table.digest[:12]}"
-    )
+    until = "" if table.until == END else f", until {table.until}"
+    what = f"{table.seam}, {size_text(table.problem)}{until}"
+    return f"{what}, {table.fingerprint.gpu_name}, table {table.digest[:12]}"
 
 
 def differences(ours: DispatchTable, theirs: DispatchTable) -> list[tuple[str, Choice, Choice]]:

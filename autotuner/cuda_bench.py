@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mhctune.autotuner.bench import (
+    check_release,
     fewest_bytes,
     input_bytes,
     moved_apart,
@@ -24,6 +25,7 @@ from mhctune.kernels.buffers import OutputBuffers, Role, total_bytes
 from mhctune.kernels.compiler import CompileError, Compiler
 from mhctune.kernels.seam import Seam, Tensors
 from mhctune.kernels.space import Candidate
+from mhctune.kernels.until import END
 
 
 @dataclass
@@ -88,17 +90,25 @@ class CudaBench:
     sets of inputs are kept beside the live ones, so that a replay can be checked with changed values, and lie
     elsewhere with every placement. Timed
     cold, inputs and buffers have several slots, which the launches of a graph take in turn.
+
+    Until an output, a kernel of nobody's stands behind each launch, and graphs of it alone are subtracted: a
+    first kernel may let the next one begin while it runs, which would then be our own first kernel again and
+    hide its start; when served it is another's, behind which nothing of ours is hidden.
     """
 
-    def __init__(self, seam: Seam, compiler: Compiler, l2: str = "warm", device: int = 0) -> None:
-        """Measure a seam's candidates, `warm` or `cold`, on a GPU by index."""
-        self._seam, self._compiler, self._l2 = seam, compiler, l2
+    def __init__(
+        self, seam: Seam, compiler: Compiler, l2: str = "warm", device: int = 0, until: str = END
+    ) -> None:
+        """Measure a seam's candidates, `warm` or `cold`, on a GPU by index, to the end or to an output."""
+        self._seam, self._compiler, self._l2, self._until = seam, compiler, l2, until
         self._device = torch.device("cuda", device)
         torch.cuda.set_device(self._device)
         # Kept open: torch holds 1,024 live bytes of random state while any graph exists, which would count
         # against the first candidate.
         self._empty = empty_graph()
         self._overhead: dict[int, float] = {}
+        self._apart: torch.Tensor | None = None
+        self._apart_us: dict[tuple[int, int], float] = {}
         self._residents: dict[Candidate, _Resident] = {}
         self._cell: Cell | None = None
         self._placement = 0
@@ -117,6 +127,8 @@ class CudaBench:
     def enter(self, cell: Cell, seed: int) -> int | Failure:
         """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
         self._cell, self._placement = cell, 0
+        if self._until != END and self._apart is None:
+            self._apart = torch.zeros(1, device=self._device)
 
         def draw(seed: int) -> Tensors:
             return self._seam.inputs(cell.problem, cell.num_tokens, seed, "cpu")
@@ -133,7 +145,7 @@ class CudaBench:
     def floor_us(self) -> float:
         """Return the microseconds that a copy of the cell's fewest bytes takes, timed as candidates are."""
         cell = self._entered()
-        bytes_ = fewest_bytes(self._seam, cell.problem, cell.num_tokens)
+        bytes_ = fewest_bytes(self._seam, cell.problem, cell.num_tokens, self._until)
         return copy_us(bytes_, self._device, self._replay_overhead)
 
     def forecast(self, candidate: Candidate) -> Footprint:
@@ -160,12 +172,15 @@ class CudaBench:
 
     def _prepare(self, candidate: Candidate) -> Footprint | Failure:
         cell, before = self._entered(), live_bytes()
-        buffers, slots, run = self._bound(candidate)
+        buffers, slots, run, whole = self._bound(candidate)
         self._sets().change(0)
         buffers.poison()
-        run()
+        whole()
         torch.cuda.synchronize()
         failure = verdict(self._seam.check(cell.problem, *slots[0])) or _apart(slots)
+        if failure is None and self._until != END:
+            arm = self._seam.arm("cuda", candidate.arm)
+            failure = check_release(self._seam, cell, arm, candidate, self._until, *slots[0], run)
         if failure is not None:
             return failure
         graph = CapturedGraph(run, unroll(len(slots)) // len(slots))
@@ -179,23 +194,37 @@ class CudaBench:
 
     def _bound(
         self, candidate: Candidate, offset_bytes: int = 0
-    ) -> tuple[OutputBuffers, list[tuple[Tensors, Tensors]], Callable[[], None]]:
-        """Allocate a candidate's buffers; return them, the slots' tensors, and what launches all."""
+    ) -> tuple[OutputBuffers, list[tuple[Tensors, Tensors]], Callable[[], None], Callable[[], None]]:
+        """Allocate a candidate's buffers; return them, the slots' tensors, and what launches in all slots.
+
+        First what is timed, then the whole of it: the same, unless it is timed until an output is complete.
+        """
         cell, config, live = self._entered(), candidate.config, self._sets().live
         arm = self._seam.arm("cuda", candidate.arm)
         kernels = [self._compiler.get(variant).run for variant in arm.variants(cell.problem, config)]
-        launch = arm.bind(cell.problem, config, kernels)
         specs = arm.plan(cell.problem, config, cell.num_tokens)
         buffers = OutputBuffers(specs, self._device, len(live), offset_bytes)
         slots: list[tuple[Tensors, Tensors]] = [
             (inputs, buffers.bind(cell.num_tokens, at)) for at, inputs in enumerate(live)
         ]
 
-        def run() -> None:
-            for inputs, views in slots:
-                launch(inputs, views)
+        def bound(until: str) -> Callable[[], None]:
+            launch = arm.bind_until(cell.problem, config, kernels, until)
 
-        return buffers, slots, run
+            def run() -> None:
+                for inputs, views in slots:
+                    launch(inputs, views)
+                    if until != END:
+                        self._launch_apart()
+
+            return run
+
+        return buffers, slots, bound(self._until), bound(END)
+
+    def _launch_apart(self) -> None:
+        """Launch the kernel of nobody's; it waits for all ahead of it, and all behind wait for it."""
+        assert self._apart is not None
+        self._apart.add_(1)
 
     def move(self, candidate: Candidate, placement: int) -> Failure | None:
         """Capture a resident candidate anew, with buffers and inputs at other addresses."""
@@ -213,7 +242,7 @@ class CudaBench:
             self._sets().turn(placement)
             self._placement = placement
         old = self._residents[candidate]
-        buffers, slots, run = self._bound(candidate, offset_of(placement))
+        buffers, slots, run, _ = self._bound(candidate, offset_of(placement))
         graph = CapturedGraph(run, unroll(len(slots)) // len(slots))
         buffers.poison()
         with self._sets().showing(old.inputs) as restore:
@@ -233,11 +262,12 @@ class CudaBench:
         return ownership(run, graph, buffers, lambda: self._sets().change(1))
 
     def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
-        """Time replays of the candidate's graph, less those of a graph without nodes, per launch."""
+        """Time replays of the candidate's graph, less those of a graph without its kernels, per launch."""
         launched = unroll(len(self._sets().live))
         replays = max(1, -(-launches // launched))
         try:
-            overhead = self._replay_overhead(replays)
+            to_end = self._until == END
+            overhead = self._replay_overhead(replays) if to_end else self._apart_overhead(replays, launched)
             total = self._residents[candidate].graph.time_us(replays)
         except Exception as error:  # candidates run here: whatever they raise is their failure row
             return raised(error)
@@ -247,6 +277,15 @@ class CudaBench:
         if replays not in self._overhead:
             self._overhead[replays] = overhead_us(self._empty, replays)
         return self._overhead[replays]
+
+    def _apart_overhead(self, replays: int, launches: int) -> float:
+        """Return what so many replays of so many kernels of nobody's take."""
+        if (replays, launches) not in self._apart_us:
+            graph = CapturedGraph(self._launch_apart, launches)
+            graph.time_us(replays)
+            self._apart_us[replays, launches] = overhead_us(graph, replays)
+            graph.close()
+        return self._apart_us[replays, launches]
 
     def release(self, candidate: Candidate) -> None:
         """Free what a candidate holds."""

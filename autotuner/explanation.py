@@ -11,6 +11,7 @@ from mhctune.autotuner.derive import Derived
 from mhctune.autotuner.edges import Edge
 from mhctune.autotuner.front import Point
 from mhctune.autotuner.hold import held_note
+from mhctune.autotuner.other_times import OtherTimes
 from mhctune.autotuner.records import Failure, Footprint, Trial
 from mhctune.autotuner.report import Sheet, config_text, edge_notes, floor_note
 from mhctune.autotuner.standings import Standing
@@ -18,6 +19,7 @@ from mhctune.autotuner.stats import NoiseFloor
 from mhctune.autotuner.words import counted, percent, token_range
 from mhctune.kernels.dispatch import Answer, DispatchTable
 from mhctune.kernels.space import Candidate
+from mhctune.kernels.until import brief, told
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ class Explanation:
     """What a runtime ships there, if that was measured."""
     floor_us: float | None = None
     edge: Edge | None = None
+    others: OtherTimes | None = None
+    """What the candidates took until the other moment, where a sweep timed that."""
+
+    @property
+    def _other_us(self) -> Mapping[Candidate, float]:
+        """Microseconds of that other number in this cell; empty where it was not measured."""
+        return self.others.at(self.measured_at) if self.others else {}
 
     @property
     def floor_share(self) -> float | None:
@@ -78,6 +87,12 @@ class Explanation:
             "floor_us": self.floor_us,
             "floor_share": self.floor_share,
             "edge": self.edge.to_data() if self.edge else None,
+            "until": self.table.until,
+            "other": (
+                {"until": self.others.until, "sweep": self.others.sweep}
+                if self.others and self._other_us
+                else None
+            ),
             "candidates": [
                 {
                     "candidate": str(s.candidate),
@@ -85,6 +100,7 @@ class Explanation:
                     **asdict(s.regret),
                     "tied": s.tied,
                     **({"shipped": True} if s.candidate == self.shipped else {}),
+                    **({"other_us": self._other_us.get(s.candidate)} if self._other_us else {}),
                 }
                 for s in self._shown(limit)
             ],
@@ -99,6 +115,7 @@ class Explanation:
                 s.candidate.arm,
                 config_text(s.candidate.items),
                 round(s.latency_us, 1),
+                *([_rounded(self._other_us.get(s.candidate))] if self._other_us else ()),
                 percent(s.regret.point),
                 percent(s.regret.lower),
                 percent(s.regret.upper),
@@ -107,7 +124,10 @@ class Explanation:
             )
             for s in self._shown(limit)
         )
-        columns = ("arm", "config", "us", "regret", "lower", "upper", "")
+        columns: tuple[str, ...] = ("arm", "config", "us", "regret", "lower", "upper", "")
+        if self.others and self._other_us:
+            names = [f"us {brief(until).split()[-1]}" for until in (self.table.until, self.others.until)]
+            columns = (*columns[:2], *names, *columns[3:])
         return Sheet(self._title(), columns, rows, tuple(self._notes()))
 
     def _title(self) -> str:
@@ -134,6 +154,8 @@ class Explanation:
             f"{tied} tied with the best: their lower 95 % limit is not above 0{self._or_floor}"
         )
         yield floor_note(evidence.get("noise_floor"))
+        yield f"timed {told(self.table.until)}"
+        yield from self._other_notes()
         yield f"winner of this token count by itself, by the rule for ties: {self.winner}"
         yield (
             f"bytes there: inputs {footprint.input_bytes:,}, outputs {footprint.output_bytes:,}, "
@@ -150,6 +172,14 @@ class Explanation:
         yield from (f"would change it: {line}" for line in self.would_change())
         for candidate, failure in self.failures.items():
             yield f"failed: {candidate}: {failure.kind}: {failure.detail}"
+
+    def _other_notes(self) -> Iterator[str]:
+        """Say beside what the other number of this cell stands, and who is best by it."""
+        if not self.others or not (taken := self._other_us):
+            return
+        best = min(taken, key=lambda candidate: (taken[candidate], candidate))
+        yield f"sweep {self.others.sweep} timed {told(self.others.until)}; no regret here is of it"
+        yield f"least by that number: {taken[best]:.1f} us, {best}"
 
     @property
     def evidence_id(self) -> str:
@@ -184,8 +214,17 @@ class Explanation:
         return f", or their regret not above the noise floor, {self.floor.width:.2%}" if self.floor else ""
 
 
-def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Explanation:
-    """Explain what derived bands serve at a token count, from the trials that they were derived from."""
+def _rounded(value: float | None) -> float | str:
+    return "-" if value is None else round(value, 1)
+
+
+def explain(
+    derived: Derived, trials: Sequence[Trial], num_tokens: int, others: OtherTimes | None = None
+) -> Explanation:
+    """Explain what derived bands serve at a token count, from the trials that they were derived from.
+
+    `others` is what the same candidates took until another moment.
+    """
     answer = derived.table.lookup(num_tokens)
     band = next((b for b in derived.table.bands if num_tokens <= b.last), derived.table.bands[-1])
     measured = [row["num_tokens"] for row in band.evidence["measured"]]
@@ -206,4 +245,5 @@ def explain(derived: Derived, trials: Sequence[Trial], num_tokens: int) -> Expla
         next((row.candidate for row in beside(derived) if row.num_tokens == count and row.shipped), None),
         derived.floors.get(count),
         near[0] if near else None,
+        others,
     )

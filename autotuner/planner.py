@@ -29,6 +29,7 @@ from mhctune.kernels.dispatch import Fingerprint
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Problem, Seam
 from mhctune.kernels.space import SearchSpace
+from mhctune.kernels.until import END
 
 COMPILE_S = {"c": 1.1, "cuda": 3.3}
 """Seconds of one core a kernel: TileLang, and gcc with -O3 on one Xeon core or nvcc 13.0 on an H200 host."""
@@ -242,6 +243,7 @@ def plan_sweep(
     l2: str | None = None,
     seed: int | None = None,
     hidden_size: int | None = None,
+    until: str | None = None,
     here: bool = True,
 ) -> SweepPlan:
     """Return the plan of a sweep on a target.
@@ -267,7 +269,11 @@ def plan_sweep(
         raise ConfigError(f"{error}; give fewer by --samples or in the sweep file") from error
     problem = problem_of(_model_of(model, config, found, hidden_size), found, config.aux)
     shared = replace(problem, top_k=config.top_k, ranks=config.ranks, interleave=config.interleave)
-    problem = found.canonical(shared)
+    problem, until = found.canonical(shared), until or config.until
+    try:
+        found.needs(problem, until)
+    except ValueError as error:
+        raise ConfigError(f"{error}; use --until {END}") from error
     limits = _limits_of(config, gpu.target, found, problem)
     counts = config.token_counts if tokens is None else parse_token_counts(tokens)
     machine = fingerprint(found, gpu.target) if here else _described(gpu)
@@ -278,7 +284,7 @@ def plan_sweep(
         target=gpu.target,
         token_counts=counts,
         spaces=spaces_of(found, gpu.target, problem, limits),
-        protocol=replace(protocol, l2=l2, seed=protocol.seed if seed is None else seed),
+        protocol=replace(protocol, l2=l2, until=until, seed=protocol.seed if seed is None else seed),
         fingerprint=machine,
         max_regret=config.max_regret if max_regret is None else max_regret,
         shipped=shipped_candidates(*ships) if ships else (),

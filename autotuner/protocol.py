@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from mhctune.autotuner.records import PLACEMENT_ROUNDS
+from mhctune.kernels.until import END, UNTIL
 
 PROTOCOL_VERSION = 5
 """Raise it when the same machine would give other numbers for the same candidate."""
@@ -50,6 +51,9 @@ class Protocol:
             launch), as on a GPU when served. No seam lets the next one's first kernel begin before its own
             last one ends, so that unrolled seams overlap as behind a foreign kernel.
         seed: Of the inputs; cell by cell the token count is added.
+        until: `end` times the whole launch, `layer_input` the launches up to the one that completes the layer
+            input: two numbers that are never compared. On a GPU a kernel of nobody's stands behind each of
+            the latter and is subtracted (`mhctune.autotuner.cuda_bench`).
     """
 
     samples: int
@@ -65,6 +69,7 @@ class Protocol:
     discarded: int = 0
     further: int = 0
     version: int = PROTOCOL_VERSION
+    until: str = END
 
     def __post_init__(self) -> None:
         """Refuse rounds that cannot be counted.
@@ -91,6 +96,8 @@ class Protocol:
             )
         if self.further and not self.placements:
             raise ValueError(f"protocol: further is {self.further}; without placements it must be 0")
+        if self.until not in UNTIL:
+            raise ValueError(f"protocol: until is {self.until!r}; it must be one of {', '.join(UNTIL)}")
         most = PLACEMENT_ROUNDS - self.confirmation - self.repeats
         if self.samples > most:
             raise ValueError(
@@ -135,8 +142,8 @@ class Protocol:
         return self.further * FURTHER_ROUNDS
 
     def to_dict(self) -> dict[str, int | float | str]:
-        """Return the fields by name."""
-        return asdict(self)
+        """Return the fields by name; `until` only where it is not the end, as sweeps of before have none."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("until", END)}
 
     def launches(self, fastest_us: float) -> int:
         """Return the launches of a sample, whole replays, the same for all candidates of a race."""

@@ -25,6 +25,7 @@ from mhctune.autotuner.words import counted, percent, size_text, token_range
 from mhctune.configs.loader import Kind, names, recognise
 from mhctune.kernels.dispatch import Answer, DispatchTable
 from mhctune.kernels.frozen import plain
+from mhctune.kernels.until import END, brief, told, until_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class SweepLine:
         del data["record"]["variants"]
         search = self.record.search
         data["record"]["search"] = search.summary() if search else None
+        data["until"] = until_of(self.record.protocol)
         return data
 
 
@@ -100,7 +102,8 @@ def sweeps_sheet(lines: Sequence[SweepLine], place: str) -> Sheet:
             )
         )
         came = outcomes(line.measured, line.failures)
-        notes.append(f"sweep {line.sweep}: {record.fingerprint.gpu_name}; {came}")
+        timed = f"timed {brief(until_of(record.protocol))}"
+        notes.append(f"sweep {line.sweep}: {record.fingerprint.gpu_name}, {timed}; {came}")
         if record.search is not None:
             notes += [f"sweep {line.sweep}: {each}" for each in search_notes(record.search.summary())]
         if line.probes:
@@ -123,6 +126,7 @@ def answer_dict(table: DispatchTable, answer: Answer) -> dict[str, Any]:
         "status": str(answer.status),
         "table_status": str(table.status),
         "table": table.digest,
+        "until": table.until,
     }
 
 
@@ -132,7 +136,8 @@ def answer_text(table: DispatchTable, answer: Answer) -> str:
     if answer.status != table.status:
         status += f" (the table is {table.status})"
     tokens = token_range(answer.first, answer.last)
-    return f"{answer.choice}  tokens {tokens}  status {status}  table {table.digest[:12]}"
+    until = "" if table.until == END else f"  tuned until {table.until}"
+    return f"{answer.choice}  tokens {tokens}  status {status}  table {table.digest[:12]}{until}"
 
 
 def config_text(config: Iterable[tuple[str, int]]) -> str:
@@ -158,8 +163,12 @@ def bands_sheet(table: DispatchTable) -> Sheet:
         tokens = token_range(band.first, band.last)
         rows.append((tokens, band.choice.arm, config_text(band.choice.config), regret, limit))
     columns = ("tokens", "arm", "config", "regret", "limit")
-    title = f"bands of {table.seam}, {size_text(table.problem)}"
+    title = f"bands of {table.seam}, {size_text(table.problem)}" + _not_to_the_end(table)
     return Sheet(title, columns, tuple(rows), _bands_notes(table))
+
+
+def _not_to_the_end(table: DispatchTable) -> str:
+    return "" if table.until == END else f", timed {brief(table.until)}"
 
 
 def front_sheet(derived: Derived) -> Sheet:
@@ -246,7 +255,7 @@ def _bands_notes(table: DispatchTable) -> tuple[str, ...]:
     if "search" in evidence:
         notes += search_notes(evidence["search"])
     source = f"sweep {evidence.get('sweep', '?')}, table {table.digest[:12]}"
-    return (*notes, f"{table.fingerprint.gpu_name}, {source}")
+    return (*notes, f"timed {told(table.until)}", f"{table.fingerprint.gpu_name}, {source}")
 
 
 def floor_note(floor: Sequence[float] | None) -> str:
@@ -291,7 +300,8 @@ def arms_sheet(derived: Derived) -> Sheet:
         columns = (*columns, "byte floor")
         notes = (*notes, "byte floor: a copy of the cell's fewest bytes, as a share of what is served")
     return Sheet(
-        "median microseconds per launch: the best of each arm, and what is served",
+        f"median microseconds per launch{_not_to_the_end(derived.table)}: "
+        "the best of each arm, and what is served",
         columns,
         tuple(rows),
         notes,

@@ -1,11 +1,15 @@
 """The kernels at the limit beside what ships: `python benchmarks/hopper.py DB [--measure] [--seams]`.
 
+Two numbers, a table each: the whole device time, and the time to the layer input (`--until layer_input`),
+from sweeps of their own.
+
 With `--measure`, on a GPU: sweeps `benchmarks/hopper.toml` at the hidden size of each model (`--models`; the
 delayed seam, whatever the model), `--runs` times with other seeds, into DB. The baselines race in the same
 sweeps; before each run an empty kernel and copies are timed, and kept in DB.yardsticks.json. Run again it
-goes on with what is not complete; another candidate or another source is another sweep. Then, and without
-`--measure` on any machine: the table of each hidden size, from the newest sweep and those of other seeds that
-raced the same. `--seams` instead: the other seams, from the newest sweep of each in DB, which
+goes on with what is not complete; another candidate or another source is another sweep. With `--until
+layer_input` the same without yardsticks, and without baselines: theirs is complete at their end. Then, and
+without `--measure` on any machine: the tables of each hidden size, from the newest sweep and those of other
+seeds that raced the same. `--seams` instead: the other seams, from the newest sweep of each in DB, which
 `mhctune sweep --sweep seams --tokens 1,8,32,128,512,1024,4096` makes.
 """
 
@@ -23,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from hopper_baselines import baselines, described
+from hopper_early import early_lines, early_row_of
+from hopper_early import to_data as early_data
 from hopper_seams import seams
 from hopper_table import LEGEND, RECORDED_ON, Row, Run, Yardstick, limits_of, lines, row_of, run_of, to_data
 from shipped import shipped as recorded_us
@@ -48,6 +54,7 @@ from mhctune.db.repository import Repository
 from mhctune.db.rows import StoredSweep
 from mhctune.db.tuning import Incomplete, Racing, Tuned, Tuning
 from mhctune.kernels.registry import seam as find_seam
+from mhctune.kernels.until import END, LAYER_INPUT, UNTIL, brief, until_of
 
 SWEEP = str(Path(__file__).with_name("hopper.toml"))
 SEAM = "post_pre_delayed"
@@ -55,16 +62,17 @@ MODELS = ("deepseek-v4-flash", "deepseek-v4.1-flash", "deepseek-v4-pro")
 ENDED = (SweepState.COMPLETE, SweepState.INCOMPLETE)
 
 
-def plans_of(gpu: GpuTarget, sweep: str, hidden_sizes: Sequence[int], runs: int) -> list[SweepPlan]:
-    """Return the sweeps, run by run: each with the baselines of its hidden size and a seed of its run."""
-    first = [plan_sweep(gpu, sweep, hidden_size=hidden) for hidden in hidden_sizes]
+def plans_of(
+    gpu: GpuTarget, sweep: str, hidden_sizes: Sequence[int], runs: int, until: str = END
+) -> list[SweepPlan]:
+    """Return the sweeps, run by run: each with a seed of its run, and with baselines if timed to the end."""
+    first = [plan_sweep(gpu, sweep, hidden_size=hidden, until=until) for hidden in hidden_sizes]
     found = []
     for run in range(runs):
         for plan in first:
             protocol = replace(plan.protocol, seed=plan.protocol.seed + run)
-            compared = baselines(
-                plan.seam, plan.problem, plan.target, plan.fingerprint.sm_count, plan.token_counts
-            )
+            machine = plan.fingerprint.sm_count, plan.token_counts
+            compared = baselines(plan.seam, plan.problem, plan.target, *machine) if until == END else ()
             found.append(replace(plan, protocol=protocol, shipped=compared))
     return found
 
@@ -81,6 +89,8 @@ def left(db: str, plans: Sequence[SweepPlan]) -> list[SweepPlan]:
 def measure(db: str, plans: Sequence[SweepPlan], free_bytes: int, yardsticks: Path) -> None:
     """Run what is left of some plans, those of a seed behind its yardsticks; what gives no bands is said.
 
+    All plans are timed until the same moment; only those to the end have yardsticks.
+
     The yardsticks are timed in a process that ends before candidates are: none but theirs is on the GPU then.
 
     Raises:
@@ -91,7 +101,7 @@ def measure(db: str, plans: Sequence[SweepPlan], free_bytes: int, yardsticks: Pa
     print(f"{len(plans) - len(todo)} of {len(plans)} sweeps are complete", flush=True)
     if not todo:
         return
-    target = todo[0].target
+    target, until = todo[0].target, todo[0].protocol.until
 
     @contextmanager
     def listen() -> Iterator[Callable[[], bool]]:
@@ -107,13 +117,13 @@ def measure(db: str, plans: Sequence[SweepPlan], free_bytes: int, yardsticks: Pa
 
     tuning = Tuning(db, listen, watch, lambda text: print(text, file=sys.stderr) if text else None, tell)
     tuning.check()
-    with open_bench(SEAM, target, todo[0].protocol.l2) as bench:
+    with open_bench(SEAM, target, todo[0].protocol.l2, until=until) as bench:
         racing = Racing.alone(todo, bench, VramBudget.parse("60%", free_bytes))
         for before, plan in zip([None, *todo], todo, strict=False):
-            if before is None or before.protocol.seed != plan.protocol.seed:
+            if until == END and (before is None or before.protocol.seed != plan.protocol.seed):
                 keep_yardsticks(yardsticks, [p for p in todo if p.protocol.seed == plan.protocol.seed])
             hidden, seed = plan.problem.hidden_size, plan.protocol.seed
-            print(f"hidden {hidden}, seed {seed}: {len(plan.candidates)} candidates at "
+            print(f"hidden {hidden}, seed {seed}, {brief(until)}: {len(plan.candidates)} candidates at "
                   f"{len(plan.token_counts)} token counts", flush=True)  # fmt: skip
             try:
                 tuning.run([plan], racing, probe=False)
@@ -145,8 +155,8 @@ def load_yardsticks(path: Path) -> dict[str, Yardstick]:
     return {d: Yardstick.of(each) for d, each in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def alike(sweeps: Sequence[StoredSweep], hidden_size: int, runs: int) -> list[StoredSweep]:
-    """Return the newest ended sweep of a hidden size and those that differ from it in seed alone.
+def alike(sweeps: Sequence[StoredSweep], hidden_size: int, runs: int, until: str = END) -> list[StoredSweep]:
+    """Return the newest ended sweep of a hidden size `until` then, and those that differ in seed alone.
 
     `sweeps` come newest first; of one seed the newest counts, and at most `runs` are returned, by seed.
     """
@@ -158,6 +168,7 @@ def alike(sweeps: Sequence[StoredSweep], hidden_size: int, runs: int) -> list[St
     ended = [
         s for s in sweeps
         if s.state in ENDED and s.record.seam == SEAM and s.record.problem.hidden_size == hidden_size
+        and until_of(s.record.protocol) == until
     ]  # fmt: skip
     found: dict[int, StoredSweep] = {}
     for sweep in ended:
@@ -188,13 +199,32 @@ def rows_of(record: SweepRecord, runs: Sequence[Run]) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
+def early_table(store: Repository, sweeps: Sequence[StoredSweep]) -> dict[str, Any] | None:
+    """Print the time to the layer input of one hidden size beside what ships; None where none was swept."""
+    if not sweeps:
+        return None
+    record, found = sweeps[0].record, runs_of(store, sweeps, {})
+    here = record.fingerprint.gpu_name
+    known = recorded_us(record.problem.hidden_size) if here == RECORDED_ON else {}
+    counts = ((count, known.get(count)) for count in record.token_counts)
+    rows = [row for row in (early_row_of(found, *each) for each in counts) if row is not None]
+    numbers = ", ".join(str(run.sweep) for run in found)
+    print(f"hidden {record.problem.hidden_size}, {here}, {brief(LAYER_INPUT)}: {len(found)} runs, sweeps "
+          f"{numbers}")  # fmt: skip
+    print("\n".join([*_incomplete(sweeps), *early_lines(rows), ""]))
+    return {"sweeps": [run.sweep for run in found], "rows": [early_data(row) for row in rows]}
+
+
 def tables(db: str, hidden_sizes: Sequence[int], runs: int, yardsticks: Path) -> dict[str, Any]:
-    """Print the table of each hidden size and return all of it as JSON-able data."""
-    yards, data = load_yardsticks(yardsticks), {}
+    """Print the tables of each hidden size and return all of it as JSON-able data."""
+    yards: dict[str, Yardstick] = load_yardsticks(yardsticks)
+    data: dict[str, Any] = {}
     with Repository.open(db, readonly=True) as store:
         stored_sweeps = store.sweeps()
         for hidden in hidden_sizes:
             sweeps = alike(stored_sweeps, hidden, runs)
+            if early := early_table(store, alike(stored_sweeps, hidden, runs, LAYER_INPUT)):
+                data[str(hidden)] = {"layer_input": early}
             if not sweeps:
                 print(f"hidden {hidden}: no sweep of {SEAM} has ended in {db}; run with --measure\n")
                 continue
@@ -206,6 +236,7 @@ def tables(db: str, hidden_sizes: Sequence[int], runs: int, yardsticks: Path) ->
                   f"{len(record.variants)} candidates")  # fmt: skip
             print("\n".join([*_incomplete(sweeps), *_yards(found), *lines(rows, limits), ""]))
             data[str(hidden)] = {
+                **data.get(str(hidden), {}),
                 "gpu": record.fingerprint.gpu_name,
                 "runs": [
                     {"sweep": r.sweep, "seed": r.seed, "yardstick": r.yardstick and r.yardstick.to_data()}
@@ -242,6 +273,7 @@ def main() -> None:
     parser.add_argument("db")
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL")
+    parser.add_argument("--until", choices=UNTIL, default=END, help="what --measure times")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--sweep", default=SWEEP, metavar="TOML")
     parser.add_argument("--seams", action="store_true")
@@ -270,7 +302,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     yardsticks = Path(f"{given.db}.yardsticks.json")
     if given.measure:
         device = detect()
-        plans = plans_of(target_of("auto", device), given.sweep, hidden_sizes, given.runs)
+        plans = plans_of(target_of("auto", device), given.sweep, hidden_sizes, given.runs, given.until)
         measure(given.db, plans, device.free_bytes, yardsticks)
     if given.seams:
         return seams(list(stored(given.db)))

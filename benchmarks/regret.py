@@ -229,7 +229,7 @@ def main() -> None:
         record, protocol = long_record(quick.record, raced, chosen, here)
         budget = VramBudget.parse("60%", detect().free_bytes)
         with (
-            open_bench(seam.name, target, protocol.l2) as bench,
+            open_bench(seam.name, target, protocol.l2, until=protocol.until) as bench,
             Repository.open(given.long) as store,
             conditions_reader(target) as read,
         ):

@@ -21,6 +21,7 @@ from mhctune.autotuner.records import Measurement
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import DispatchTable
 from mhctune.kernels.space import Candidate
+from mhctune.kernels.until import END, until_of
 
 Medians = dict[int, dict[Candidate, float]]
 
@@ -47,7 +48,8 @@ def main(db: str) -> None:
     alone: dict[str, list[Derived]] = {"warm": [], "cold": []}
     served: dict[str, list[Derived]] = {"warm": [], "cold": []}
     with Repository.open(db, readonly=True) as store:
-        for sweep in reversed(store.sweeps()):  # the store tells the newest first
+        whole = (s for s in store.sweeps() if until_of(s.record.protocol) == END)
+        for sweep in reversed(list(whole)):  # the store tells the newest first
             record, trials = sweep.record, store.trials(sweep.id)
             l2, seed = record.protocol["l2"], record.protocol["seed"]
             medians: Medians = {count: {} for count in record.token_counts}

@@ -143,7 +143,7 @@ def run(plan: SweepPlan, db: str) -> None:
     """Run a sweep on this device into a database, or go on with it, and print its seconds."""
     begin, budget = time.monotonic(), VramBudget.parse("60%", detect().free_bytes)
     with (
-        open_bench(plan.seam.name, plan.target, plan.protocol.l2) as bench,
+        open_bench(plan.seam.name, plan.target, plan.protocol.l2, until=plan.protocol.until) as bench,
         Repository.open(db) as store,
         conditions_reader(plan.target) as read,
     ):

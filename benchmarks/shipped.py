@@ -32,6 +32,7 @@ from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.compiler import Compiler, quiet
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Problem
+from mhctune.kernels.until import END, brief, until_of
 
 REPLAYS, ROUNDS = 5, 31
 
@@ -73,9 +74,12 @@ def graph_us(runs: list[Callable[[], None]]) -> list[float]:
 
 
 def stored(db: str) -> Iterator[tuple[str, Derived]]:
-    """Yield the newest ended sweep of each seam and problem of a database, with its bands."""
+    """Yield the newest ended sweep to the end of each seam and problem of a database, with its bands."""
     with Repository.open(db, readonly=True) as store:
-        ended = [s for s in store.sweeps() if s.state is SweepState.COMPLETE]
+        ended = [
+            s for s in store.sweeps()
+            if s.state is SweepState.COMPLETE and until_of(s.record.protocol) == END
+        ]  # fmt: skip
         newest = {(s.record.seam, s.record.problem.digest): s for s in reversed(ended)}  # stored newest first
         for sweep in newest.values():
             label = f"{sweep.record.seam}, {sweep.record.problem}, sweep {sweep.id}"
@@ -109,6 +113,10 @@ def main(db: str, sweep_id: int) -> None:
     quiet()
     with Repository.open(db, readonly=True) as store:
         sweep = store.sweep(sweep_id)
+        if (until := until_of(sweep.record.protocol)) != END:
+            sys.exit(
+                f"sweep {sweep_id} was timed {brief(until)}: no time of the whole seam; name one to the end"
+            )
         trials = sweep.record.without_probes(store.trials(sweep_id))
     problem: Problem = sweep.record.problem
     seam, compiler = find_seam(sweep.record.seam), Compiler()

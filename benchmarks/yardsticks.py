@@ -29,12 +29,18 @@ def yardsticks_of(target: str, asked: Mapping[str, tuple[int, Sequence[int]]]) -
 
 
 def empty_program() -> Any:
-    """Build a kernel without a body; the tensor says on which device it is launched."""
+    """Build a kernel that does nothing where `asked` is 0: a block of one warp that compares an argument.
+
+    Without any body it would lose its launch shape: one thread and no argument, less than any kernel is. It
+    has no `pdl_sync`, so that it is launched without programmatic dependent launch: each launch of a graph
+    waits for the whole one ahead, and none hides in another.
+    """
 
     @T.prim_func
-    def mhctune_empty(out: T.Tensor((1,), "float32")):  # noqa: ANN202
+    def mhctune_empty(out: T.Tensor((1,), "float32"), asked: T.int32):  # noqa: ANN202
         with T.Kernel(1, threads=32):
-            T.evaluate(0)
+            if asked > 0:
+                out[0] = T.float32(1)
 
     return mhctune_empty
 
@@ -48,6 +54,8 @@ def compile_empty() -> Any:
 def cuda_yardstick(hidden_size: int, token_counts: Iterable[int]) -> Yardstick:
     """Measure on the current GPU: an empty kernel, copies of `COPIED` x H bytes a token, and the ceiling.
 
+    The empty kernel waits for the one ahead of it.
+
     Raises:
         RuntimeError: a graph ran no kernel, or there is no memory for a copy.
     """
@@ -57,9 +65,9 @@ def cuda_yardstick(hidden_size: int, token_counts: Iterable[int]) -> Yardstick:
         return overhead_us(empty, replays)
 
     kernel, out = compile_empty(), torch.zeros(1, device=device)
-    kernel(out)
+    kernel(out, 0)
     torch.cuda.synchronize()
-    graph = CapturedGraph(lambda: kernel(out), UNROLL)
+    graph = CapturedGraph(lambda: kernel(out, 0), UNROLL)
     graph.time_us(REPLAYS)
     total = statistics.median(graph.time_us(REPLAYS) for _ in range(ROUNDS))
     empty_us = (total - overhead(REPLAYS)) / (REPLAYS * UNROLL)

@@ -139,6 +139,7 @@ class Sweep(Strict):
         samples: Timed replays of each candidate that reaches the end of its race.
         max_regret: Bound of the bands; 0.05 lets a choice be 5 % slower than the best of its cell.
         l2: `warm` times the same buffers launch after launch, `cold` slots that outgrow the cache (on GPUs).
+        until: `end` times the whole launch, `layer_input` what comes before the layer input is complete.
         space: Values that tunables are limited to; what is not named keeps every legal value.
     """
 
@@ -157,6 +158,7 @@ class Sweep(Strict):
     samples: int = Field(ge=5)
     max_regret: float = Field(ge=0, lt=1)
     l2: Literal["warm", "cold"] = "warm"
+    until: Literal["end", "layer_input"] = "end"
     space: Space = Field(default_factory=dict)
 
     @field_validator("token_counts", mode="before")

@@ -81,7 +81,7 @@ def finish(
 
 def other_problem(table: DispatchTable, baseline: DispatchTable) -> list[Finding]:
     """Say that a baseline is of another seam, problem or target; empty where it is not."""
-    ours, theirs = ((t.seam, problem_key(t), t.target) for t in (table, baseline))
+    ours, theirs = ((t.seam, problem_key(t), t.target, f"until {t.until}") for t in (table, baseline))
     if ours == theirs:
         return []
     sentence = f"the baseline is of {' '.join(theirs)}, the table of {' '.join(ours)}: nothing to compare"
@@ -107,10 +107,10 @@ def save_runs(store: Repository, checked: Sequence[Checked], done: Check) -> int
 
 
 def kind_of(table: DispatchTable) -> tuple[str, ...]:
-    """Return what tables share that take each other's place: seam, problem, target, device and class."""
+    """Return what tables share that take each other's place: seam, problem, target, device, class, until."""
     fingerprint = table.fingerprint
     key = table.seam, problem_key(table), table.target
-    return *key, fingerprint.gpu_name, fingerprint.mig, table.numerics
+    return *key, fingerprint.gpu_name, fingerprint.mig, table.numerics, table.until
 
 
 def _findings(store: Repository, table: DispatchTable, stored: StoredTable | None) -> tuple[Finding, ...]:

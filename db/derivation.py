@@ -9,14 +9,19 @@ from mhctune.autotuner.bands import NoBands
 from mhctune.autotuner.derive import Derived, derive, incumbent_for
 from mhctune.autotuner.edges import known_to
 from mhctune.autotuner.incumbent import Incumbent
+from mhctune.autotuner.other_times import OtherTimes
 from mhctune.autotuner.records import SweepState
+from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.terms import Terms
 from mhctune.autotuner.words import counted
 from mhctune.configs.hand_bands import load_hand_bands
 from mhctune.db.repository import Repository, StoredTable
 from mhctune.db.rows import StoredSweep
-from mhctune.db.tables import load_table
+from mhctune.db.tables import best, matching, only
 from mhctune.kernels.dispatch import Choice, DispatchTable
+from mhctune.kernels.until import until_of
+
+ENDED = (SweepState.COMPLETE, SweepState.INCOMPLETE)
 
 
 def chosen_sweep(store: Repository, sweep_id: int | None = None) -> StoredSweep:
@@ -28,8 +33,7 @@ def chosen_sweep(store: Repository, sweep_id: int | None = None) -> StoredSweep:
     """
     if sweep_id is not None:
         return store.sweep(sweep_id)
-    ended = (SweepState.COMPLETE, SweepState.INCOMPLETE)
-    found = next((sweep for sweep in store.sweeps() if sweep.state in ended), None)
+    found = next((sweep for sweep in store.sweeps() if sweep.state in ENDED), None)
     if found is None:
         raise NoBands(
             "no sweep in this database has ended; run `mhctune sweep` (the same command resumes one)"
@@ -48,7 +52,7 @@ def derive_stored(
     """Derive the bands of a stored sweep under a bound (default: the sweep's own).
 
     The incumbent, unless one is given, is the newest table of the same seam, problem and target and the same
-    fingerprint that an earlier sweep gave.
+    fingerprint that an earlier sweep gave, timed until the same moment.
 
     Raises:
         NoBands: as `derive`.
@@ -56,6 +60,24 @@ def derive_stored(
     bound = sweep.record.bound if max_regret is None else max_regret
     known = incumbent or _known_incumbent(store, sweep)
     return derive(sweep.record, sweep.id, store.trials(sweep.id), bound, known, terms)
+
+
+def other_times(store: Repository, sweep: StoredSweep) -> OtherTimes | None:
+    """Return what the newest ended sweep measured that is alike but for until when it timed; None without.
+
+    Alike: seam, problem, target and fingerprint, and but for seed and `until` the same protocol.
+    """
+
+    def kind(record: SweepRecord) -> tuple[object, ...]:
+        protocol = {k: v for k, v in record.protocol.items() if k in ("l2", "pdl", "unroll", "version")}
+        return record.seam, record.problem, record.target, record.fingerprint, protocol
+
+    until = until_of(sweep.record.protocol)
+    for other in store.sweeps():
+        now, ended = until_of(other.record.protocol), other.state in ENDED
+        if ended and now != until and kind(other.record) == kind(sweep.record):
+            return OtherTimes.of(other.id, now, store.trials(other.id))
+    return None
 
 
 def load_incumbent(path: Path) -> Incumbent:
@@ -66,7 +88,7 @@ def load_incumbent(path: Path) -> Incumbent:
         TableError: an exported table that is damaged.
     """
     if path.suffix == ".json" and path.is_file() and '"mhctune_table"' in path.read_text(errors="replace"):
-        return Incumbent.of(load_table(path))
+        return Incumbent.of(only(best(matching(path)), str(path)))
     bands = load_hand_bands(path)
     served = tuple((band.first, band.last, Choice.of(band.arm, band.config)) for band in bands)
     return Incumbent(path.name, served)
@@ -125,4 +147,5 @@ def _same(table: DispatchTable, sweep: StoredSweep) -> bool:
         table.seam == record.seam
         and table.target == record.target
         and dict(table.problem) == record.problem.to_dict()
+        and table.until == until_of(record.protocol)
     )

@@ -19,6 +19,7 @@ from mhctune.db.form import MARKER
 from mhctune.db.rows import table_text
 from mhctune.db.tables import problem_key
 from mhctune.kernels.dispatch import DispatchTable
+from mhctune.kernels.until import END
 
 
 class ExportError(Exception):
@@ -83,10 +84,11 @@ def formats_of(text: str) -> tuple[str, ...]:
 def file_stem(table: DispatchTable) -> str:
     """Return a table's file name without suffix; it is also a Python module's name.
 
-    Seam, problem, GPU and numerics class: tables that may stand side by side do not share a name.
+    Seam, problem, GPU, numerics class, and until when it was timed unless to the end: tables that may stand
+    side by side do not share a name.
     """
-    fingerprint = table.fingerprint
-    parts = (table.seam, problem_key(table), fingerprint.gpu_name, fingerprint.mig, table.numerics)
+    fingerprint, until = table.fingerprint, "" if table.until == END else f"until {table.until}"
+    parts = (table.seam, problem_key(table), fingerprint.gpu_name, fingerprint.mig, table.numerics, until)
     return "_".join(slug for slug in map(_slug, parts) if slug)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mhctune.db.form import Line, compact, heading, lines_of, tunables_of
 from mhctune.kernels.dispatch import TableError
+from mhctune.kernels.until import END, until_of
 
 # Of all that C++20 reserves, those that a tunable or an arm could be called by accident.
 _RESERVED = frozenset(
@@ -104,9 +105,11 @@ def _choice(line: Line, tunables: list[str]) -> str:
 
 
 def _space(data: Mapping[str, Any]) -> str:
-    """Return a namespace of the table's own: the seam and the problem's hidden size."""
+    """Return a namespace of the table's own: the seam, the problem's hidden size and what was timed."""
     seam, hidden = data["seam"], data["problem"].get("hidden_size", "any")
-    return re.sub(r"\W", "_", f"{seam}_hidden{hidden}_{data['numerics']}", flags=re.ASCII)
+    until = until_of(data["evidence"].get("protocol"))
+    name = f"{seam}_hidden{hidden}_{data['numerics']}" + ("" if until == END else f"_until_{until}")
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def _require_name(name: str) -> None:

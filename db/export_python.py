@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mhctune.db.form import MARKER
+from mhctune.kernels.until import END, told, until_of
 
 WIDTH = 110
 
@@ -47,6 +48,9 @@ def render_python(data: Mapping[str, Any]) -> str:
         "DEFAULT": (data["default"]["arm"], data["default"]["config"]),
     }
     about = f"Dispatch table of seam {data['seam']}, measured on {data['fingerprint']['gpu_name']}."
+    if (until := until_of(data["evidence"].get("protocol"))) != END:
+        constants["UNTIL"] = until
+        about += f" Timed {told(until)}."
     head = _HEAD.format(marker=MARKER, digest=data["digest"], about=_docstring(about))
     lines = [f"{name} = {_literal(value, len(name) + 3)}\n" for name, value in constants.items()]
     return head + "".join(lines) + _TAIL

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mhctune.kernels.until import END, told, until_of
+
 MARKER = "Written by mhctune: do not edit, export it again."
 """In the first line of every text export; a file that has it may be replaced."""
 
@@ -55,6 +57,8 @@ def heading(data: Mapping[str, Any]) -> Iterator[str]:
     yield f"Table digest: {data['digest']}"
     yield f"Schema version: {data['mhctune_table']}"
     yield from (f"{name.title()}: {compact(data[name])}" for name in ("seam", "target", "numerics"))
+    if (until := until_of(data["evidence"].get("protocol"))) != END:
+        yield f"Timed {told(until)}"
     yield f"Problem: {compact(problem)}"
     yield from (f"Fingerprint, {name}: {compact(value)}" for name, value in fingerprint.items())
 

@@ -6,19 +6,24 @@ from mhctune.autotuner.planner import known_seam
 from mhctune.autotuner.probe import Device, fingerprint
 from mhctune.db.engine import Place
 from mhctune.db.repository import Repository
-from mhctune.db.tables import best, is_of, matching, no_table, only
+from mhctune.db.tables import best, matching, of_kind, only
 from mhctune.kernels.compiler import Passes
-from mhctune.kernels.dispatch import DispatchTable, Fingerprint, TableError
+from mhctune.kernels.dispatch import DispatchTable, Fingerprint
+from mhctune.kernels.until import END
 
 
-def load_measured(db: str, seam: str | None = None, problem_digest: str | None = None) -> DispatchTable:
+def load_measured(
+    db: str, seam: str | None = None, problem_digest: str | None = None, until: str | None = END
+) -> DispatchTable:
     """Return the newest table of a file or a `postgresql://` URL, not judged against any machine.
+
+    Only one that was tuned `until` then; with None whatever it was tuned until.
 
     Raises:
         TableError: as `mhctune.db.tables.load_table`.
         DatabaseError: the URL, or what it names, cannot be used.
     """
-    return only(best(_stored(db, seam, problem_digest)), str(Place.of(db)))
+    return only(best(_stored(db, seam, problem_digest, until)), str(Place.of(db)))
 
 
 def fingerprint_for(table: DispatchTable, passes: Passes | None = None) -> Fingerprint:
@@ -31,7 +36,11 @@ def fingerprint_for(table: DispatchTable, passes: Passes | None = None) -> Finge
 
 
 def load_here(
-    db: str, device: Device, seam: str | None = None, problem_digest: str | None = None
+    db: str,
+    device: Device,
+    seam: str | None = None,
+    problem_digest: str | None = None,
+    until: str = END,
 ) -> DispatchTable:
     """Return the table to serve on a device of this machine, with its status there.
 
@@ -42,7 +51,7 @@ def load_here(
         TableError, DatabaseError: as `load_measured`.
         ConfigError: the table is of a seam that this version does not know.
     """
-    found = _stored(db, seam, problem_digest)
+    found = _stored(db, seam, problem_digest, until)
     newest = only(best(found), str(Place.of(db)))
     mine = [table for table in found if table.target == device.target]
     if not mine:
@@ -52,13 +61,14 @@ def load_here(
     return table
 
 
-def _stored(db: str, seam: str | None, problem_digest: str | None) -> tuple[DispatchTable, ...]:
+def _stored(
+    db: str, seam: str | None, problem_digest: str | None, until: str | None
+) -> tuple[DispatchTable, ...]:
     """Return the tables of a seam and problem, the newest first; at least one."""
     place = Place.of(db)
     if place.path is not None:
-        return matching(place.path, seam, problem_digest)
+        return matching(place.path, seam, problem_digest, until)
     with Repository.open(db, readonly=True) as store:
-        tables = tuple(each.table for each in store.tables() if is_of(each.table, seam, problem_digest))
-    if not tables:
-        raise TableError(f"{place}: {no_table(seam, problem_digest)}; `mhctune status` lists its sweeps")
-    return tables
+        tables = [each.table for each in store.tables()]
+    advice = "`mhctune status` lists its sweeps"
+    return of_kind(tables, seam, problem_digest, until, f"{place}: ", lambda: advice)

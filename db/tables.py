@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mhctune.db.magic import is_sqlite
 from mhctune.kernels.dispatch import SCHEMA_VERSION, DispatchTable, Fingerprint, Status, TableError
+from mhctune.kernels.until import END
 
 TYPE_CHECKING = False  # as type checkers read it, see `mhctune.kernels.dispatch`
 if TYPE_CHECKING:  # a policy logs, and logging is a tenth of what importing this module costs; so are paths
@@ -28,12 +29,15 @@ def load_table(
     seam: str | None = None,
     problem_digest: str | None = None,
     policy: Policy | None = None,
+    until: str = END,
 ) -> DispatchTable:
     """Return the table to serve from an SQLite database or an exported JSON file.
 
     Of several that match, the one with the best status on a machine that is `fingerprint`, then the
     newest. Without a fingerprint the newest, and its status is `exact`: not judged. A policy, which needs a
     fingerprint, decides which statuses are served, and logs once why one that is not exact is.
+    A table that was tuned until another moment than `until` (`layer_input`) matches nothing: its latencies
+    are not of the whole launch.
 
     Raises:
         ValueError: a policy without a fingerprint.
@@ -44,7 +48,8 @@ def load_table(
         raise ValueError(
             "a policy needs the fingerprint of this machine: mhctune.autotuner.probe.fingerprint"
         )
-    table = only(load_tables(path, fingerprint, seam=seam, problem_digest=problem_digest), str(path))
+    found = load_tables(path, fingerprint, seam=seam, problem_digest=problem_digest, until=until)
+    table = only(found, str(path))
     return policy.admit(table, fingerprint) if policy and fingerprint else table
 
 
@@ -54,17 +59,21 @@ def load_tables(
     *,
     seam: str | None = None,
     problem_digest: str | None = None,
+    until: str = END,
 ) -> tuple[DispatchTable, ...]:
     """Return one table per seam and problem, chosen as `load_table` does, ordered by seam and problem.
 
     Raises:
         TableError: the file is missing, unreadable, damaged or neither kind, or no table matches.
     """
-    return best(matching(path, seam, problem_digest), fingerprint)
+    return best(matching(path, seam, problem_digest, until), fingerprint)
 
 
 def matching(
-    path: str | Path, seam: str | None = None, problem_digest: str | None = None
+    path: str | Path,
+    seam: str | None = None,
+    problem_digest: str | None = None,
+    until: str | None = None,
 ) -> tuple[DispatchTable, ...]:
     """Return the tables of a seam and problem as they were measured, the newest first; None matches any.
 
@@ -74,15 +83,36 @@ def matching(
     path = os.fspath(path)
     texts = _contents(path, seam, problem_digest)
     tables = [_parsed(text, where) for where, text in texts]
-    found = tuple(table for table in tables if is_of(table, seam, problem_digest))
+    return of_kind(tables, seam, problem_digest, until, f"{path}: ", lambda: _advice(path))
+
+
+def of_kind(
+    tables: Iterable[DispatchTable],
+    seam: str | None,
+    problem_digest: str | None,
+    until: str | None,
+    where: str,
+    advice: Callable[[], str],
+) -> tuple[DispatchTable, ...]:
+    """Return the tables of a seam and problem that were tuned until then; None matches any.
+
+    Raises:
+        TableError: there is none; says so where those there are were tuned until another moment.
+    """
+    wanted = [
+        table for table in tables
+        if seam in (None, table.seam) and problem_digest in (None, problem_key(table))
+    ]  # fmt: skip
+    found = tuple(table for table in wanted if until in (None, table.until))
+    if wanted and not found:
+        others = ", ".join(sorted({table.until for table in wanted}))
+        raise TableError(
+            f"{where}{no_table(seam, problem_digest)} that was tuned until {until}, only until {others}: "
+            f"other numbers, which do not stand for these; ask with until {others}, or sweep until {until}"
+        )
     if not found:
-        raise TableError(f"{path}: {no_table(seam, problem_digest)}; {_advice(path)}")
+        raise TableError(f"{where}{no_table(seam, problem_digest)}; {advice()}")
     return found
-
-
-def is_of(table: DispatchTable, seam: str | None, problem_digest: str | None) -> bool:
-    """Return whether a table is of a seam and problem; None matches any."""
-    return seam in (None, table.seam) and problem_digest in (None, problem_key(table))
 
 
 def no_table(seam: str | None, problem_digest: str | None) -> str:

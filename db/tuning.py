@@ -24,6 +24,7 @@ from mhctune.autotuner.prober import Prober
 from mhctune.autotuner.race import Stopped
 from mhctune.autotuner.records import SweepState
 from mhctune.autotuner.stats import TooFewSamples
+from mhctune.autotuner.store import SweepRecord
 from mhctune.autotuner.sweep import CompileAll, Sweep, SweepResult, Watcher, require_room
 from mhctune.autotuner.worker import RemoteBench
 from mhctune.db.counts import Counts
@@ -32,6 +33,7 @@ from mhctune.db.engine import Place
 from mhctune.db.lock import exclusive
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import DispatchTable
+from mhctune.kernels.until import until_of
 
 Stop = Callable[[], bool]
 Tools = tuple[Repository, Bench, VramBudget, CompileAll]
@@ -188,7 +190,7 @@ class Tuning:
             record = require_same(stored.record, device)
             budget = VramBudget.parse(vram_budget, device.free_bytes)
             with (
-                open_bench(record.seam, record.target, str(record.protocol.get("l2", "warm"))) as bench,
+                _bench_of(record) as bench,
                 self.watch() as watcher,
                 conditions_reader(record.target) as read,
             ):
@@ -236,6 +238,12 @@ class Tuning:
         if result.state is SweepState.INCOMPLETE:
             missing = "; ".join(result.missing)
             raise Incomplete(f"the sweep is incomplete, run it again; no band covers {missing}")
+
+
+def _bench_of(record: SweepRecord) -> AbstractContextManager[RemoteBench]:
+    """Start a worker with the bench that a sweep was measured on."""
+    l2, until = str(record.protocol.get("l2", "warm")), until_of(record.protocol)
+    return open_bench(record.seam, record.target, l2, until=until)
 
 
 def probe_edges(tools: Tools, watch: Watch, max_regret: float | None, sweep_id: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mhctune.kernels import forms
 from mhctune.kernels.c import arms as c
 from mhctune.kernels.c import topk_arms as c_topk
+from mhctune.kernels.c.released import Released as CReleased
 from mhctune.kernels.cuda import topk_arms as cuda_topk
 from mhctune.kernels.cuda.fused import Fused, FusedMma, FusedWs
 from mhctune.kernels.cuda.one_pass import OnePassCollapse, OnePassPost
@@ -23,8 +24,14 @@ _CUDA: dict[str, tuple[Arm, ...]] = {
     forms.COLLAPSE.name: (OnePassCollapse(),),
 }  # fmt: skip
 
+_C: dict[str, tuple[Arm, ...]] = {
+    **c.ARMS,
+    forms.POST_PRE_DELAYED.name: (*c.ARMS[forms.POST_PRE_DELAYED.name], CReleased()),
+    "topk_merge": c_topk.ARMS,
+}
+
 ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {
-    "c": {**c.ARMS, "topk_merge": c_topk.ARMS},
+    "c": _C,
     "cuda": {**_CUDA, "topk_merge": cuda_topk.ARMS},
 }
 

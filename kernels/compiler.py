@@ -79,7 +79,7 @@ _tracing = threading.Lock()
 
 KERNELS = {
     "c": (
-        "post", "projection", "post_pre", "epilogue", "head", "collapse",
+        "post", "projection", "post_pre", "epilogue", "head", "collapse", "post_norm", "coefficients",
         "topk_pack", "topk_convert", "topk_bitonic", "topk_radix",
     ),
     "cuda": (

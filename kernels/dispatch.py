@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 from mhctune.kernels.frozen import Frozen
+from mhctune.kernels.until import until_of
 
 # As type checkers read it. Importing typing would add 6 ms of CPU time to the 17 that importing
 # `mhctune.db.tables` takes, dataclasses 15 (medians of 25 processes on two busy cores, bytecode kept).
@@ -170,6 +171,11 @@ class DispatchTable(Frozen):
     def lookup(self, num_tokens: int) -> Answer:
         """Return the choice for a token count; never raises. Zero and below answer as 1 does."""
         return self._answers[bisect_left(self._lasts, num_tokens)]  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def until(self) -> str:
+        """Until when the launches that it was tuned by were timed: `end`, or `layer_input`."""
+        return until_of(self.evidence.get("protocol"))
 
     @property
     def max_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from mhctune.kernels.buffers import BufferSpec, stray_nans, unwritten
 from mhctune.kernels.draw import REGIMES, draw
 from mhctune.kernels.forms import Form
 from mhctune.kernels.seam import Arm, Deviation, Problem, Seam, Tensors
+from mhctune.kernels.until import LAYER_INPUT
 
 COEFFICIENT_BOUND = 1e-5
 """Absolute error of pre, post and comb: fp32 sums of 4 H products, sigmoids and Sinkhorn (design)."""
@@ -82,6 +84,11 @@ class FormSeam(Seam):
 
 class MixSeam(FormSeam):
     """Post block, pre block or both: streams, then coefficients, then the layer input."""
+
+    def reads_for(self, problem: Problem, until: str) -> Iterable[str]:
+        """Return what an output depends on; a delayed layer input needs no projection."""
+        free = {"fn", "scale", "base"} if until == LAYER_INPUT and problem.delayed else set()
+        return [spec.name for spec in self.form.reads if spec.exists(problem) and spec.name not in free]
 
     def _compare(self, problem: Problem, inputs: Tensors, outputs: Tensors, findings: _Findings) -> None:
         streams = self._streams(inputs, outputs, findings)

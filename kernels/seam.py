@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 
 from mhctune.kernels.buffers import BufferSpec, Role
 from mhctune.kernels.space import Config, SearchSpace
+from mhctune.kernels.until import END
 
 Tensors = Mapping[str, torch.Tensor]
 Launch = Callable[[Tensors, Tensors], None]
@@ -187,6 +188,26 @@ class Arm(ABC):
     def bind(self, problem: Problem, config: Config, kernels: Sequence[Callable[..., None]]) -> Launch:
         """Return the launch of a config, given its compiled `variants` in order."""
 
+    def releases(self, problem: Problem, config: Config) -> Mapping[str, int]:
+        """Return after how many launches outputs are complete, by name; the others are at the end.
+
+        Launches are counted as `variants` are: `bind` launches each kernel once, in that order. What is
+        released early is written for good there, by those launches alone. Benches hold arms to it.
+        """
+        return {}
+
+    def launches_until(self, problem: Problem, config: Config, until: str) -> int:
+        """Return how many launches come before an output is complete, or all for `end`."""
+        every = len(self.variants(problem, config))
+        return every if until == END else self.releases(problem, config).get(until, every)
+
+    def bind_until(
+        self, problem: Problem, config: Config, kernels: Sequence[Callable[..., None]], until: str
+    ) -> Launch:
+        """Return what `bind` does, without the launches that come after an output is complete."""
+        last = self.launches_until(problem, config, until)
+        return self.bind(problem, config, [*kernels[:last], *[_left_out] * (len(kernels) - last)])
+
     def scratch_layout(self, problem: Problem, config: Config, num_tokens: int) -> ScratchLayout:
         """Return where this arm's scratch buffers lie in one flat float32 tensor for `num_tokens`."""
         places, first = [], 0
@@ -207,6 +228,10 @@ class Arm(ABC):
         for name in self.sources:
             digest.update(name.encode() + b"\0" + (PACKAGE / name).read_bytes() + b"\0")
         return digest.hexdigest()
+
+
+def _left_out(*arguments: object) -> None:
+    """Launch nothing."""
 
 
 def _padded(numel: int) -> int:
@@ -255,6 +280,27 @@ class Seam(ABC):
     @abstractmethod
     def check(self, problem: Problem, inputs: Tensors, outputs: Tensors) -> list[Deviation]:
         """Compare outputs with the staged float64 reference; every output is listed."""
+
+    def needs(self, problem: Problem, until: str) -> frozenset[str] | None:
+        """Return the tensors that no arm can do without until an output is complete; None: all.
+
+        What is read for it, and itself; nothing else needs to be written by then.
+
+        Raises:
+            ValueError: the seam has no such output.
+        """
+        if until == END:
+            return None
+        known = [spec.name for spec in self.outputs(problem, 1)]
+        if until not in known:
+            raise ValueError(
+                f"seam {self.name} has no output {until!r} to time it to; it has {', '.join(known)}"
+            )
+        return frozenset((until, *self.reads_for(problem, until)))
+
+    def reads_for(self, problem: Problem, until: str) -> Iterable[str]:
+        """Return the inputs that an output depends on: all, where the seam does not know better."""
+        return self.inputs(problem, 1, 0, "cpu")
 
     def moved_bytes(self, problem: Problem, num_tokens: int) -> int:
         """Return the bytes that a launch is taken to move, for forecasts: 36 H a token, the unfused route."""

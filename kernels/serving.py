@@ -16,6 +16,7 @@ from mhctune.kernels.legality import problem_of, refusals
 from mhctune.kernels.manifest import manifest_of
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.seam import Arm, Launch, Problem, ScratchLayout, Variant
+from mhctune.kernels.until import END
 
 # These shape the compiled kernels or the choice; the rest of a problem are run-time scalars.
 _SHAPING = (
@@ -51,14 +52,22 @@ _fitting: set[tuple[str, str, Problem, str]] = set()
 """Calls that were found to fit a table: digest, seam, problem, target. A digest never changes its meaning."""
 
 
-def serve(table: DispatchTable) -> str:
+def serve(table: DispatchTable, *, until: str = END) -> str:
     """Register a table under its digest and return the digest; registering it again changes nothing.
 
+    Ops launch the whole seam. A runtime that begins the sublayer on the layer input, before the launches
+    behind it have ended, may ask for a table that was tuned `until` the layer input.
+
     Raises:
-        TableError: the seam, an arm or a config of the table is unknown or illegal here; the message says
-            which and why.
+        TableError: the table was tuned until another moment; or its seam, an arm or a config is unknown or
+            illegal here. The message says which and why.
     """
     digest, wrong = table.digest, refusals(table)
+    if table.until != until:
+        raise TableError(
+            f"table {digest[:12]} was tuned until {table.until!r}, not until {until!r}: its choices are the "
+            f"fastest to another moment; serve one tuned for this, or say serve(table, until={table.until!r})"
+        )
     if wrong:
         raise TableError(f"table {digest[:12]}: {next(iter(wrong.values()))}")
     with _lock:

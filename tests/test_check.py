@@ -38,7 +38,7 @@ NO_ROOM = Failure(FailureKind.OUT_OF_MEMORY, "the device is full")
 @pytest.fixture
 def plan(make_fingerprint: Callable[..., Fingerprint]) -> SweepPlan:
     here = make_fingerprint(gpu_name="this processor", source_hash=SEAM.source_hash("c"))
-    spaces = {arm.name: arm.space(PROBLEM).restricted(VALUES) for arm in SEAM.arms("c")}
+    spaces = {name: SEAM.arm("c", name).space(PROBLEM).restricted(VALUES) for name in ("fused", "unfused")}
     return SweepPlan(SEAM, PROBLEM, "c", tuple(LATENCIES), spaces, Protocol(5), here, 0.05)
 
 
@@ -286,9 +286,9 @@ def run(database: Path, table: DispatchTable, monkeypatch: pytest.MonkeyPatch) -
     def check(*arguments: str, pace: float = 1.0, device: str = "this processor") -> Any:
         @contextmanager
         def open_fake(
-            seam_name: str, target: str, l2: str, passes: Mapping[str, bool]
+            seam_name: str, target: str, l2: str, passes: Mapping[str, bool], until: str
         ) -> Iterator[FakeBench]:
-            assert (seam_name, target, l2) == (table.seam, "c", "warm")
+            assert (seam_name, target, l2, until) == (table.seam, "c", "warm", "end")
             guarded = passes.get("tl.disable_safe_memory_legalize") is False
             yield FakeBench(10 * pace if guarded else pace)
 

@@ -110,12 +110,80 @@ def in_this_process(
     caplog.set_level(logging.ERROR, "tilelang.cache.kernel_cache")
 
     @contextmanager
-    def opened(seam_name: str, target: str, l2: str, device: int = 0) -> Iterator[Any]:
-        bench: Any = SeamsBench(seam_name, lambda name: HostBench(SEAMS[name], compiler))
+    def opened(seam_name: str, target: str, l2: str, device: int, until: str) -> Iterator[Any]:
+        bench: Any = SeamsBench(seam_name, lambda name: HostBench(SEAMS[name], compiler, until=until))
         bench.compile_all, bench.seconds = compiler.compile_all, {}
         yield bench
 
     monkeypatch.setattr("mhctune.cli.open_bench", opened)
+
+
+EARLY = """
+name = "early"
+about = "an arm that releases its layer input early, beside one that does not"
+hidden_size = 256
+token_counts = [1, 2]
+samples = 5
+max_regret = 0.9
+until = "layer_input"
+
+[space.c.unfused]
+tile_n = [24]
+n_splits = [1]
+block_h = [64]
+block_m = [1]
+
+[space.c.released]
+tile_n = [24]
+n_splits = [1]
+block_h = [64]
+block_m = [1]
+"""
+
+
+def test_the_time_to_the_layer_input_stands_beside_the_whole_and_never_for_it(
+    tmp_path: Path, in_this_process: None
+) -> None:
+    (tmp_path / "early.toml").write_text(EARLY)
+    early = mhctune(tmp_path, "sweep", "--sweep", "early.toml")
+    assert early.code == 0, early.said
+    assert "timed to the layer input; launches after it are not in it" in early.out
+    alone = mhctune(tmp_path, "explain", "--tokens", "2", "--json").json
+    assert (alone["until"], alone["other"]) == ("layer_input", None)
+    refused = mhctune(tmp_path, "lookup", "2")
+    assert (refused.code, refused.out) == (7, "")
+    assert "that was tuned until end, only until layer_input" in refused.said
+    found = mhctune(tmp_path, "lookup", "2", "--until", "layer_input")
+    assert (found.code, found.out.rstrip().endswith("tuned until layer_input")) == (0, True)
+
+    whole = mhctune(tmp_path, "sweep", "--sweep", "early.toml", "--until", "end")
+    assert whole.code == 0, whole.said
+    assert "timed to the end of the last launch" in whole.out
+    lines = " ".join(mhctune(tmp_path, "status").out.split())
+    assert f"sweep 1: {cpu_name()}, timed to the layer input; 4 trials measured" in lines
+    assert f"sweep 2: {cpu_name()}, timed to the end; 4 trials measured" in lines
+    told = mhctune(tmp_path, "bands", "--id", "1").out
+    assert "timed to the layer input" in told
+    assert mhctune(tmp_path, "lookup", "2").code == 0
+
+    both = mhctune(tmp_path, "explain", "--tokens", "2", "--json").json
+    assert (both["sweep"], both["until"]) == (2, "end")
+    assert both["other"] == {"until": "layer_input", "sweep": 1}
+    turned = mhctune(tmp_path, "explain", "--tokens", "2", "--id", "1", "--json").json
+    assert (turned["sweep"], turned["other"]) == (1, {"until": "end", "sweep": 2})
+    for one, other in ((both, turned), (turned, both)):
+        latencies = {row["candidate"]: row["latency_us"] for row in one["candidates"]}
+        assert {row["candidate"]: row["other_us"] for row in other["candidates"]} == latencies
+    released = next(row for row in both["candidates"] if row["candidate"].startswith("released"))
+    assert released["other_us"] < released["latency_us"]
+    shown = mhctune(tmp_path, "explain", "--tokens", "2").out
+    (heads,) = [line.split() for line in shown.splitlines() if line.startswith("arm ")]
+    assert heads == ["arm", "config", "us", "end", "us", "input", "regret", "lower", "upper"]
+    assert "timed to the end of the last launch" in shown
+    assert "sweep 1 timed to the layer input; launches after it are not in it" in " ".join(shown.split())
+    assert mhctune(tmp_path, "check", "--no-measure").code == 0
+    differ = mhctune(tmp_path, "diff", "mhctune.db", "mhctune.db")
+    assert (differ.code, differ.out.count("every token count is answered alike")) == (0, 2)
 
 
 FAMILY = """
@@ -192,7 +260,7 @@ def test_status_tells_how_far_the_sweep_has_come(measured: Path) -> None:
     assert ran.code == 0
     (row,) = [line.split() for line in ran.out.splitlines() if "complete" in line]
     assert row[:6] == ["1", "complete", "post_pre_delayed", "hidden", "5120", "4/4"]
-    assert f"sweep 1: {cpu_name()}; 4 trials measured, 0 failed" in ran.out
+    assert f"sweep 1: {cpu_name()}, timed to the end; 4 trials measured, 0 failed" in ran.out
     (line,) = mhctune(measured, "status", "--json").json
     assert (line["sweep"], line["state"], line["measured"], line["failures"]) == (1, "complete", 4, {})
     assert line["record"]["token_counts"] == [1, 2]
@@ -473,7 +541,7 @@ def test_doctor_shows_the_machine(tmp_path: Path) -> None:
     assert cpu_name() in ran.out
     data = mhctune(tmp_path, "doctor", "--json").json
     assert data["target"] == "cpu"
-    assert data["arms of post_pre_delayed"] == "fused, unfused"
+    assert data["arms of post_pre_delayed"] == "fused, unfused, released"
     assert "gb300" in data["known targets"]
 
 

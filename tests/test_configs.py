@@ -220,7 +220,7 @@ SPACE = SWEEP + "[space.c.fused]\ntile_n = "
             SWEEP + "sample = 3",
             "unknown key 'sample' (did you mean 'samples'?); known: about, aux, hidden_size, "
             "interleave, l2, max_regret, model, name, ranks, samples, seam, seams, shipped, space, "
-            "token_counts, top_k",
+            "token_counts, top_k, until",
         ),
         (changed("samples = 5\n", ""), "the key 'samples' is missing"),
         (changed("samples = 5", 'samples = "5"'), "samples is '5'; it must be a valid integer"),

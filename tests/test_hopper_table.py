@@ -216,3 +216,43 @@ def test_the_sweep_races_as_many_of_ours_at_each_hidden_size(compared: ModuleTyp
     others = compared.baselines(SEAM, plan.problem, "cuda", 132, plan.token_counts)
     assert len(others) == len(set(others)) <= 40
     assert not set(others) & set(plan.candidates)
+
+
+@pytest.fixture(scope="module")
+def early(load: Callable[[str], Any]) -> ModuleType:
+    return load("hopper_early")  # type: ignore[no-any-return]
+
+
+def test_the_layer_input_is_held_against_the_whole_time_as_shipped(
+    table: ModuleType, early: ModuleType
+) -> None:
+    runs = [a_run(table, {FAST: 2.0, SLOW: 5.0}, 8), a_run(table, {FAST: 2.5, SLOW: 1.0}, 8)]
+    row = early.early_row_of(runs, 8, 6.0)
+    assert row.ours.candidate == FAST  # one candidate for both runs, by its median
+    assert row.ratios == (3.0, pytest.approx(2.4))
+    assert (row.target, row.verdict) == (2.5, "inside the spread")
+    head, line, legend = early.early_lines([row])
+    assert line.split()[:6] == ["8", "2.25", "6.00", "2.70", "2.40-3.00", "2.50"]
+    assert line.endswith(f"inside the spread {FAST}")
+    assert "ours: time to the layer input; shipped: the recorded whole time" in legend
+    assert len(head) < 110
+
+
+def test_without_a_record_or_outside_its_counts_there_is_no_verdict_on_the_layer_input(
+    table: ModuleType, early: ModuleType
+) -> None:
+    runs = [a_run(table, {FAST: 2.0}, 16), a_run(table, {FAST: 2.0}, 16)]
+    assert early.early_row_of(runs, 16, None).verdict == "no record"
+    assert early.early_row_of(runs, 16, 5.2).verdict == "met"
+    assert early.early_row_of(runs, 16, 4.9).verdict == "missed"
+    far = [a_run(table, {FAST: 2.0}, 24)] * 2
+    assert (early.early_row_of(far, 24, 9.0).target, early.early_row_of(far, 24, 9.0).verdict) == (None, "")
+    assert early.early_row_of(runs, 2, 5.0) is None
+
+
+def test_what_was_recorded_as_shipped_covers_the_target_of_the_layer_input(
+    load: Callable[[str], Any], early: ModuleType
+) -> None:
+    known = load("shipped").shipped(5120)
+    first, last, _ = early.TARGET
+    assert {1, 2, 4, 8, 16} <= {count for count in known if first <= count <= last}

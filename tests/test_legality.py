@@ -53,7 +53,8 @@ def test_a_legal_table_has_no_refusals(make: Make) -> None:
         ({"problem": {"hidden_size": 0}}, None, "hidden_size 0 must be positive"),
         (
             {"default": MEGA}, MEGA,
-            "mega() is illegal: seam post_pre_delayed has no arm 'mega' on target 'c'; it has fused, unfused",
+            "mega() is illegal: seam post_pre_delayed has no arm 'mega' on target 'c'; it has "
+            "fused, unfused, released",
         ),
         (
             {"default": SEVEN}, SEVEN,

@@ -95,7 +95,7 @@ def test_the_doctor_names_device_tools_arms_and_fingerprint() -> None:
     rows = dict(probe.doctor_rows(probe.Device("a processor", "c", 3 * 2**30)))
     assert rows["device"] == "a processor"
     assert rows["free memory"] == "3.0 GiB"
-    assert rows["arms of post_pre_delayed"] == "fused, unfused"
+    assert rows["arms of post_pre_delayed"] == "fused, unfused, released"
     assert rows["fingerprint of post_pre_delayed"] == probe.fingerprint(SEAM, "c").digest
     assert rows["gcc"] == probe.gcc_version()
 

@@ -96,11 +96,12 @@ def test_a_band_of_one_count_is_one_number(record: SweepRecord) -> None:
 
 
 def test_the_notes_of_the_bands_name_default_cost_device_and_table(derived: Derived) -> None:
-    default, cost, limit, floor, origin = report.bands_sheet(derived.table).notes
+    default, cost, limit, floor, timed, origin = report.bands_sheet(derived.table).notes
     assert default == f"above 16: {UNFUSED} (default, not measured)"
     assert cost == "2 bands, 4 compiled kernels; mean regret 0.0 %, worst limit 0.0 % (bound 5.0 %)"
     assert limit == "limit: upper 95 % limit of the regret from 9 rounds, each token count on its own"
     assert floor == "noise floor: unknown, no candidate was timed against itself in enough rounds"
+    assert timed == "timed to the end of the last launch"
     assert origin == f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}"
 
 
@@ -139,7 +140,7 @@ def test_bands_under_a_wider_bound_than_the_races_say_that_losers_left_early(rec
 def test_a_table_without_evidence_is_shown_too(make_table: Callable[..., DispatchTable]) -> None:
     sheet = report.bands_sheet(make_table(evidence={}))
     assert [row[:2] for row in sheet.rows] == [("1", "fused"), ("2-17", "unfused"), ("18-64", "fused")]
-    assert len(sheet.notes) == 2
+    assert sheet.notes[1:-1] == ("timed to the end of the last launch",)
 
 
 def test_the_arms_stand_side_by_side_with_what_is_served(derived: Derived) -> None:
@@ -183,6 +184,7 @@ def test_an_explanation_shows_candidates_bytes_and_failures(derived: Derived) ->
         "served: the best here",
         "2 candidates measured at 4 tokens, 1 tied with the best: their lower 95 % limit is not above 0",
         "noise floor: unknown, no candidate was timed against itself in enough rounds",
+        "timed to the end of the last launch",
         f"winner of this token count by itself, by the rule for ties: {FUSED}",
         "bytes there: inputs 1,000, outputs 200, scratch 30, graph 0",
         f"NVIDIA H200, sweep 7, table {derived.table.digest[:12]}; evidence dddddddddddd@4",
@@ -228,8 +230,14 @@ def test_sweeps_show_how_far_they_have_come(record: SweepRecord) -> None:
     kinds = {FailureKind.MISMATCH: 2, FailureKind.COMPILE: 1}
     line = report.SweepLine(3, SweepState.INTERRUPTED, started, record, 4, kinds)
     sheet = report.sweeps_sheet([line], "mhctune.db")
-    assert sheet.rows == ((3, "interrupted", "post_pre_delayed", "hidden 5120", "7/12", "2026-11-29 13:05"),)
-    assert sheet.notes == ("sweep 3: NVIDIA H200; 4 trials measured, 3 failed (mismatch 2, compile 1)",)
+    begun = "2026-11-29 13:05"
+    assert sheet.rows == ((3, "interrupted", "post_pre_delayed", "hidden 5120", "7/12", begun),)
+    came = "4 trials measured, 3 failed (mismatch 2, compile 1)"
+    assert sheet.notes == (f"sweep 3: NVIDIA H200, timed to the end; {came}",)
+    early = replace(line, record=replace(record, protocol={**record.protocol, "until": "layer_input"}))
+    assert [each.to_dict()["until"] for each in (line, early)] == ["end", "layer_input"]
+    notes = report.sweeps_sheet([early], "mhctune.db").notes
+    assert notes == (f"sweep 3: NVIDIA H200, timed to the layer input; {came}",)
     assert width(sheet) <= 80
 
 
@@ -251,7 +259,7 @@ def test_an_answer_is_a_line_for_people_and_a_dict_for_machines(derived: Derived
     )
     assert "tokens 17 and up  status out_of_range (the table is exact)" in report.answer_text(table, above)
     expected: dict[str, Any] = {"arm": "fused", "config": CONFIG, "first": 1, "last": 4, "status": "exact"}
-    expected["table_status"] = "exact"
+    expected |= {"table_status": "exact", "until": "end"}
     assert report.answer_dict(table, inside) == {**expected, "table": table.digest}
     assert report.answer_dict(table, above)["last"] is None
 

@@ -122,7 +122,10 @@ def test_an_unknown_digest_is_named_with_those_served(
     [
         ({"seam": "pots"}, "unknown seam 'pots'; known: collapse, hc_head, post, "),
         ({"target": "abacus"}, "has no arm 'fused' on target 'abacus'"),
-        ({"default": Choice.of("mega", {})}, "has no arm 'mega' on target 'c'; it has fused, unfused"),
+        (
+            {"default": Choice.of("mega", {})},
+            "has no arm 'mega' on target 'c'; it has fused, unfused, released",
+        ),
         ({"default": Choice.of("fused", {"tile_n": 24})}, "takes the tunables .* got .'tile_n'."),
         (
             {"bands": (Band(1, 4, Choice.of("fused", {**dict(FUSED.config), "tile_n": 7})),)},
@@ -254,7 +257,7 @@ def test_the_built_in_choice_is_the_first_preferred_config_that_is_legal(
 def test_the_built_in_choice_goes_on_to_the_next_arms_preferred_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, second = SEAM.preference("c")
+    first, second, *_ = SEAM.preference("c")
     monkeypatch.setattr(type(first), "preferred", {**first.preferred, "n_splits": 7})
     monkeypatch.setattr(type(second), "preferred", dict(second.preferred))
     assert serving.builtin(NAME, PROBLEM, "c") == Choice.of(second.name, second.preferred)
@@ -275,7 +278,8 @@ def test_where_no_preferred_config_is_legal_the_first_legal_one_is_built_in() ->
 @pytest.mark.parametrize(
     ("target", "tried"),
     [
-        ("c", "fused, unfused"), ("cuda", "fused_mma, fused_ws, unfused_mma, unfused, fused"),
+        ("c", "fused, unfused, released"),
+        ("cuda", "fused_mma, fused_ws, unfused_mma, unfused, fused"),
         ("abacus", "there is none"),
     ],
 )  # fmt: skip

@@ -39,7 +39,7 @@ ROUNDS = 5
 
 
 def plan_of(fingerprint: Fingerprint, values: dict[str, list[int]] = VALUES, **changes: Any) -> SweepPlan:
-    spaces = {arm.name: arm.space(PROBLEM).restricted(values) for arm in SEAM.arms("c")}
+    spaces = {arm.name: arm.space(PROBLEM).restricted(values) for arm in SEAM.arms("c")[:2]}
     given: dict[str, Any] = {
         "seam": SEAM,
         "problem": PROBLEM,
@@ -178,7 +178,7 @@ def test_the_record_holds_what_is_needed_to_rebuild_the_plan(plan: SweepPlan) ->
     assert record.grid == plan.grid == 8
     assert json.loads(json.dumps(record.space)) == {"fused": VALUES, "unfused": VALUES}
     assert record.protocol["samples"] == ROUNDS
-    assert record.sources == {arm.name: arm.source_hash for arm in SEAM.arms("c")}
+    assert record.sources == {arm.name: arm.source_hash for arm in SEAM.arms("c")[:2]}
 
 
 def test_shared_kernels_are_one_variant(plan: SweepPlan) -> None:

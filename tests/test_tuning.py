@@ -88,7 +88,7 @@ def plans(make_fingerprint: Callable[..., Fingerprint]) -> tuple[SweepPlan, ...]
             problem,
             "c",
             (1, 4),
-            {arm.name: arm.space(problem).restricted(VALUES) for arm in SEAM.arms("c")},
+            {arm.name: arm.space(problem).restricted(VALUES) for arm in SEAM.arms("c")[:2]},
             Protocol(5),
             make_fingerprint(),
             0.05,

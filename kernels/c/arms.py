@@ -15,7 +15,7 @@ from mhctune.kernels.post_pre_arm import PostPreArm
 from mhctune.kernels.seam import Arm, Launch, Problem, Region, Tensors, Variant
 from mhctune.kernels.space import Config, Constraint, SearchSpace
 
-_POST_BLOCK_H = 256
+POST_BLOCK_H = 256
 """Block of the stand-alone post kernel; 256 and 1024 were equal within noise at T = 1 to 64 (hidden 5120)."""
 
 
@@ -106,7 +106,7 @@ class Fused(_Projecting):
         def launch(inputs: Tensors, buffers: Tensors) -> None:
             post_pre(
                 bits(inputs["x"]), bits(inputs["residual"]), inputs["post_mix"], inputs["comb_mix"],
-                _weights(inputs), bits(buffers["residual_out"]), buffers["mul"], buffers["sqrsum"],
+                weights_of(inputs), bits(buffers["residual_out"]), buffers["mul"], buffers["sqrsum"],
             )  # fmt: skip
             self._run_epilogue(epilogue, problem, inputs, buffers)
 
@@ -121,14 +121,14 @@ class Unfused(_Projecting):
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the post kernel, the projection and the epilogue."""
-        post = (post_variant(problem.hidden_size, _POST_BLOCK_H),) if self.form.has_post else ()
+        post = (post_variant(problem.hidden_size, POST_BLOCK_H),) if self.form.has_post else ()
         return *post, self._tiled("projection", problem, config), self._epilogue(problem)
 
     def writes(self, problem: Problem, config: Config, num_tokens: int) -> Iterator[Region]:
         """Yield what each program writes."""
         for token in range(num_tokens if self.form.has_post else 0):
-            for block in range(problem.hidden_size // _POST_BLOCK_H):
-                columns = (block * _POST_BLOCK_H, (block + 1) * _POST_BLOCK_H)
+            for block in range(problem.hidden_size // POST_BLOCK_H):
+                columns = (block * POST_BLOCK_H, (block + 1) * POST_BLOCK_H)
                 yield Region("residual_out", ((token, token + 1), (0, 4), columns))
         yield from self._tiles(problem, config, num_tokens)
         yield from self._epilogue_writes(problem, num_tokens)
@@ -139,8 +139,8 @@ class Unfused(_Projecting):
         if not self.form.has_post:
             return space
         rule = Constraint(
-            f"hidden {problem.hidden_size} is not a multiple of the post kernel's block of {_POST_BLOCK_H}",
-            lambda c: problem.hidden_size % _POST_BLOCK_H == 0,
+            f"hidden {problem.hidden_size} is not a multiple of the post kernel's block of {POST_BLOCK_H}",
+            lambda c: problem.hidden_size % POST_BLOCK_H == 0,
         )
         return SearchSpace(space.arm, space.tunables, (*space.constraints, rule))
 
@@ -151,7 +151,9 @@ class Unfused(_Projecting):
         def launch(inputs: Tensors, buffers: Tensors) -> None:
             for kernel in post:
                 run_post(kernel, inputs, buffers, None)
-            projection(self._projected(inputs, buffers), _weights(inputs), buffers["mul"], buffers["sqrsum"])
+            projection(
+                self._projected(inputs, buffers), weights_of(inputs), buffers["mul"], buffers["sqrsum"]
+            )
             self._run_epilogue(epilogue, problem, inputs, buffers)
 
         return launch
@@ -181,7 +183,7 @@ class UnfusedHead(Unfused):
         )  # fmt: skip
 
 
-def _weights(inputs: Tensors) -> torch.Tensor:
+def weights_of(inputs: Tensors) -> torch.Tensor:
     """Return the projection's weights as the kernels take them."""
     fn = inputs["fn"]
     return bits(fn) if fn.dtype == torch.bfloat16 else fn

@@ -54,6 +54,22 @@ def add_splits(mul, sqrsum, mixes, scalar, token, n_splits, n_columns, numel, rm
     scalar[0] = T.float32(1) / T.sqrt(scalar[0] / T.float32(numel) + rms_eps)
 
 
+@T.macro
+def store_coefficients(  # type: ignore[no-untyped-def]
+    mixes, scalar, scale, base, weights, comb, sums, next_post, next_comb, token, iterations,
+    hc_pre_eps, sinkhorn_eps, post_mult,
+):  # fmt: skip
+    """Turn a token's mixes and 1 / their RMS into the pre-mix in `weights`, and the stored post and comb."""
+    for j in T.serial(4):
+        weights[j] = sigmoid(mixes[j] * scalar[0] * scale[0] + base[j]) + hc_pre_eps
+        next_post[token, j] = sigmoid(mixes[4 + j] * scalar[0] * scale[1] + base[4 + j]) * post_mult
+    for i, j in T.grid(4, 4):
+        comb[i, j] = mixes[8 + 4 * i + j] * scalar[0] * scale[2] + base[8 + 4 * i + j]
+    sinkhorn(comb, sums, iterations, sinkhorn_eps)
+    for i, j in T.grid(4, 4):
+        next_comb[token, i, j] = comb[i, j]
+
+
 def _as_bf16(value, rounded):  # type: ignore[no-untyped-def]
     """Return a value rounded to bf16; rounding what is rounded takes an eighth of the epilogue's time."""
     return value if rounded else round_to_bf16(value)
@@ -128,20 +144,16 @@ def epilogue(
             row = T.alloc_local((hidden_size,), "float32")
             squares = T.alloc_local((LANES,), "float32")
             add_splits(mul, sqrsum, mixes, scalar, token, n_splits, 24, n_streams * hidden_size, rms_eps)
-            for j in T.serial(4):
-                weights[j] = sigmoid(mixes[j] * scalar[0] * scale[0] + base[j]) + hc_pre_eps
-                next_post[token, j] = sigmoid(mixes[4 + j] * scalar[0] * scale[1] + base[4 + j]) * post_mult
+            store_coefficients(
+                mixes, scalar, scale, base, weights, comb, sums, next_post, next_comb, token, sinkhorn_iters,
+                hc_pre_eps, sinkhorn_eps, post_mult,
+            )  # fmt: skip
             if delayed:
                 for j in T.serial(4):
                     next_pre[token, j] = weights[j]
                 if carried:
                     for j in T.serial(4):
                         weights[j] = pre_mix[token, j]
-            for i, j in T.grid(4, 4):
-                comb[i, j] = mixes[8 + 4 * i + j] * scalar[0] * scale[2] + base[8 + 4 * i + j]
-            sinkhorn(comb, sums, sinkhorn_iters, sinkhorn_eps)
-            for i, j in T.grid(4, 4):
-                next_comb[token, i, j] = comb[i, j]
 
             for h in T.serial(hidden_size):
                 r0 = widen(residual[token, 0, h])

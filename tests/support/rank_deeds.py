@@ -69,7 +69,7 @@ def compile_all() -> None:
 
 def spaces_of(problem: Problem) -> dict[str, SearchSpace]:
     """Two candidates of either arm."""
-    found = {arm.name: arm.space(problem) for arm in SEAM.arms("c")}
+    found = {arm.name: arm.space(problem) for arm in SEAM.arms("c")[:2]}
     return {
         name: space.restricted({t.name: VALUES[t.name] for t in space.tunables})
         for name, space in found.items()
