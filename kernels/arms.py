@@ -9,12 +9,13 @@ from mhctune.kernels.c.released import Released as CReleased
 from mhctune.kernels.cuda import topk_arms as cuda_topk
 from mhctune.kernels.cuda.fused import Fused, FusedMma, FusedWs
 from mhctune.kernels.cuda.one_pass import OnePassCollapse, OnePassPost
+from mhctune.kernels.cuda.released import Released
 from mhctune.kernels.cuda.unfused import Unfused, UnfusedHead, UnfusedMma
 from mhctune.kernels.seam import Arm
 
 _CUDA: dict[str, tuple[Arm, ...]] = {
-    **{form.name: (Fused(form), FusedMma(form), FusedWs(form), Unfused(form), UnfusedMma(form))
-       for form in (forms.POST_PRE_DELAYED, forms.POST_PRE)},
+    **{form.name: (Fused(form), FusedMma(form), FusedWs(form), Unfused(form), UnfusedMma(form), *more)
+       for form, more in ((forms.POST_PRE_DELAYED, (Released(),)), (forms.POST_PRE, ()))},
     **{form.name: (Unfused(form), UnfusedMma(form))
        for form in (forms.PRE_DELAYED, forms.PRE, forms.PRE_BROADCAST)},
     # The tensor cores' arms split float32 weights into three terms; one would do for these.
@@ -42,9 +43,8 @@ ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {
 # (unfused_mma), 4.6 and 12.7; for post_pre_bf16 at 1 and 1024 tokens 5.7 and 94 (unfused), 4.3 and 120.
 PREFERENCE: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda": {
-        **dict.fromkeys(
-            ("post_pre_delayed", "post_pre"), ("fused_mma", "fused_ws", "unfused_mma", "unfused", "fused")
-        ),
+        "post_pre_delayed": ("fused_mma", "fused_ws", "unfused_mma", "unfused", "fused", "released"),
+        "post_pre": ("fused_mma", "fused_ws", "unfused_mma", "unfused", "fused"),
         **dict.fromkeys(("pre_delayed", "pre", "pre_broadcast"), ("unfused_mma", "unfused")),
         "post_pre_bf16": ("unfused", "fused"),
     },

@@ -83,8 +83,8 @@ KERNELS = {
         "topk_pack", "topk_convert", "topk_bitonic", "topk_radix",
     ),
     "cuda": (
-        "post", "projection", "projection_mma", "post_pre", "post_pre_mma", "post_pre_ws",
-        "epilogue", "epilogue_many", "head", "collapse",
+        "post", "post_norm", "projection", "projection_mma", "post_pre", "post_pre_mma", "post_pre_ws",
+        "epilogue", "epilogue_many", "coefficients", "head", "collapse",
         "topk_pack", "topk_convert", "topk_radix", "topk_bitonic",
     ),
 }  # fmt: skip

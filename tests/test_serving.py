@@ -279,7 +279,7 @@ def test_where_no_preferred_config_is_legal_the_first_legal_one_is_built_in() ->
     ("target", "tried"),
     [
         ("c", "fused, unfused, released"),
-        ("cuda", "fused_mma, fused_ws, unfused_mma, unfused, fused"),
+        ("cuda", "fused_mma, fused_ws, unfused_mma, unfused, fused, released"),
         ("abacus", "there is none"),
     ],
 )  # fmt: skip

@@ -57,12 +57,18 @@ CONFIGS = (
     Candidate.of("unfused_mma", {"n_splits": 64, "block_k": 64} | EPILOGUE),
     Candidate.of("unfused_mma", {"n_splits": 16, "block_k": 256} | EARLY),
     Candidate.of("unfused_mma", {"n_splits": 32, "block_k": 128} | EARLY),
+    Candidate.of("released", {"n_splits": 16, "block_k": 64, "epilogue_thr": 128}),
 )
 
 
 def fitting(problem: Problem) -> tuple[Candidate, ...]:
     """The same configs, collapsed by the epilogue where no pre-mix is carried."""
     early = int(problem.carried)
-    return tuple(
-        Candidate.of(c.arm, {**c.config, "collapse": min(c.config["collapse"], early)}) for c in CONFIGS
-    )
+
+    def fit(candidate: Candidate) -> Candidate:
+        if "collapse" not in candidate.config:
+            return candidate
+        collapse = min(candidate.config["collapse"], early)
+        return Candidate.of(candidate.arm, {**candidate.config, "collapse": collapse})
+
+    return tuple(map(fit, CONFIGS))
