@@ -310,7 +310,7 @@ def test_the_full_sweep_is_usable_on_a_gpu() -> None:
     assert plan.anchors == (1, 48, 4096)
     cost = forecast(plan, 16, 4800.0, 60 * 2**20)
     assert sum(arm.candidates for arm in cost.arms) > 30_000
-    assert cost.trials == plan.grid < 10_000
+    assert cost.trials == plan.grid < 12_000
     assert cost.variants < 1500
     assert cost.compile_s + cost.race_s < 1800
     note = forecast_sheet(cost, 16).notes[0]
