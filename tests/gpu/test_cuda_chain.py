@@ -26,8 +26,8 @@ from mhctune.kernels.seam import Arm, Problem
 
 pytestmark = pytest.mark.usefixtures("fresh_serving")
 HIDDEN = 1024
-PICKS = ((0, -1), (1, -2))
-"""Which of a seam's arms serve to 4 tokens, and above: the first and the last, then those between."""
+PICKS = ((0, -1), (1, -2), (2, -3))
+"""Which of a seam's arms serve to 4 tokens, and above: from the first and the last inwards."""
 
 
 def choose(arms: tuple[Arm, ...], problem: Problem, pick: tuple[int, int]) -> tuple[Choice, Choice]:
@@ -47,7 +47,7 @@ def warm(compiler: Compiler) -> None:
                     compiler.request(arm.variants(problem, dict(choice.config)))
 
 
-@pytest.mark.parametrize("pick", PICKS, ids=["outer", "inner"])
+@pytest.mark.parametrize("pick", PICKS, ids=["outer", "inner", "middle"])
 @pytest.mark.parametrize("tokens", [3, 9, 200])
 @pytest.mark.parametrize("version", ["V4", "V4.1"])
 def test_a_chain_equals_the_exact_one_within_the_bound(
