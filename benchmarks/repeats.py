@@ -17,12 +17,13 @@ from itertools import pairwise
 from mhctune.autotuner.derive import Derived, derive
 from mhctune.autotuner.hold import held_note
 from mhctune.autotuner.incumbent import Incumbent
-from mhctune.autotuner.records import Measurement
+from mhctune.autotuner.records import Measurement, SweepState
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import DispatchTable
 from mhctune.kernels.space import Candidate
 from mhctune.kernels.until import END, until_of
 
+ENDED = (SweepState.COMPLETE, SweepState.INCOMPLETE)
 Medians = dict[int, dict[Candidate, float]]
 
 
@@ -48,7 +49,7 @@ def main(db: str) -> None:
     alone: dict[str, list[Derived]] = {"warm": [], "cold": []}
     served: dict[str, list[Derived]] = {"warm": [], "cold": []}
     with Repository.open(db, readonly=True) as store:
-        whole = (s for s in store.sweeps() if until_of(s.record.protocol) == END)
+        whole = (s for s in store.sweeps() if s.state in ENDED and until_of(s.record.protocol) == END)
         for sweep in reversed(list(whole)):  # the store tells the newest first
             record, trials = sweep.record, store.trials(sweep.id)
             l2, seed = record.protocol["l2"], record.protocol["seed"]
