@@ -9,6 +9,7 @@ from typing import Any
 
 from mhctune.autotuner.exploration import Exploration
 from mhctune.autotuner.records import (
+    LATENCY_DIGITS,
     Cell,
     Failure,
     FailureKind,
@@ -92,7 +93,9 @@ def _text(samples: Sequence[Sample]) -> str:
     for sample in samples:
         at = (sample.batch, sample.round, sample.launches)
         follows = before is not None and at == (before[0], before[1] + 1, before[2])
-        word = f"{sample.latency_us:.4f}" if follows and not sample.throttled else _word(sample)
+        word = (
+            f"{sample.latency_us:.{LATENCY_DIGITS}f}" if follows and not sample.throttled else _word(sample)
+        )
         words.append(word)
         before = at
     return " ".join(words)
@@ -100,7 +103,11 @@ def _text(samples: Sequence[Sample]) -> str:
 
 def _word(sample: Sample) -> str:
     mark = ":throttled" if sample.throttled else ""
-    return f"{sample.batch}:{sample.round}:{sample.launches}:{sample.latency_us:.4f}{mark}"
+    return f"{sample.batch}:{sample.round}:{sample.launches}:{_latency(sample)}{mark}"
+
+
+def _latency(sample: Sample) -> str:
+    return f"{sample.latency_us:.{LATENCY_DIGITS}f}"
 
 
 def replay(recorded: Recorded) -> tuple[SweepRecord, list[Trial]]:

@@ -67,6 +67,16 @@ class Footprint:
         return self.output_bytes + self.scratch_bytes + self.graph_bytes
 
 
+LATENCY_DIGITS = 4
+"""Decimals of a sample in microseconds: 0.1 ns, far below what a timer resolves. A recording holds as many,
+so that a table derived from it is the table of the database to the byte."""
+
+
+def kept_us(latency: float) -> float:
+    """Return a latency in microseconds as a sample keeps it."""
+    return round(latency, LATENCY_DIGITS)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One timed replay: microseconds per launch, and where in the race it was taken.

@@ -26,6 +26,7 @@ from mhctune.autotuner.records import (
     Sample,
     SweepState,
     Trial,
+    kept_us,
 )
 from mhctune.autotuner.standings import standings
 from mhctune.autotuner.stats import TooFewSamples
@@ -51,9 +52,9 @@ def room_for(sets: int) -> VramBudget:
 
 
 def latency_of(candidate: Candidate, batch: int, round: int) -> float:
-    """Repeatable noise of 5 % on a latency of its own for each candidate."""
+    """Repeatable noise of 5 % on a latency of its own for each candidate, as a sample keeps it."""
     noise = random.Random(f"{candidate} {batch} {round}").uniform(1.0, 1.05)
-    return (100.0 + 7.0 * (candidate.config["tile_n"] * 3 % 7)) * noise
+    return kept_us((100.0 + 7.0 * (candidate.config["tile_n"] * 3 % 7)) * noise)
 
 
 @dataclass
