@@ -38,9 +38,10 @@ ARMS: dict[str, dict[str, tuple[Arm, ...]]] = {
 
 # Without a table one choice serves every token count: by default the first arm. On c, `fused` is legal
 # wherever `unfused` is, which also needs multiples of 256. On cuda the tensor cores' arms degrade least. On
-# an H200 at hidden 5120 the best of each took at 1 and 128 tokens for post_pre_delayed 6.2 and 11.9 us
-# (fused_mma), 7.3 and 12.5, 5.8 and 17.0, 3.8 and 19.4, in this order; for pre_delayed 6.6 and 9.3
-# (unfused_mma), 4.6 and 12.7; for post_pre_bf16 at 1 and 1024 tokens 5.7 and 94 (unfused), 4.3 and 120.
+# an H200 at hidden 5120 the best of each took at 1, 128 and 4096 tokens for post_pre_delayed 4.0, 9.6 and
+# 223 us (fused_mma), 6.8, 9.9 and 140, 5.7, 10.6 and 204, 4.7, 15.2 and 356, 3.1, 19.8 and 542, 7.3, 11.2
+# and 216, in this order; for pre_delayed at 1 and 128 tokens 6.6 and 9.3 (unfused_mma), 4.6 and 12.7; for
+# post_pre_bf16 at 1 and 1024 tokens 5.7 and 94 (unfused), 4.3 and 120.
 PREFERENCE: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda": {
         "post_pre_delayed": ("fused_mma", "fused_ws", "unfused_mma", "unfused", "fused", "released"),
