@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,13 @@ HEADER = Path(__file__).with_suffix(".h")
 class OnHost:
     """Stands in for a compiled CUDA kernel: takes the same arguments, on the CPU."""
 
-    def __init__(self, variant: Variant, folder: Path) -> None:
-        """Generate the source and compile it with g++ into a folder; nvcc is not needed."""
+    def __init__(
+        self, variant: Variant, folder: Path, change: Callable[[str], str] = lambda source: source
+    ) -> None:
+        """Generate the source and compile it with g++ into a folder; nvcc is not needed.
+
+        `change` plants a fault.
+        """
         import tilelang
         from tilelang import tvm
 
@@ -32,25 +39,28 @@ class OnHost:
         target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
         with tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG), target:
             lowered = tilelang.lower(self._program, target=target)
-        self.source = str(lowered.kernel_source)
+        self.source = change(str(lowered.kernel_source))
         ((threads, name, parameters),) = re.findall(
-            r"void __launch_bounds__\((\d+), 1\) (\w+)\((.*?)\) \{", self.source
+            r"void __launch_bounds__\((\d+), \d+\) (\w+)\((.*?)\) \{", self.source
         )
         self._threads = int(threads)
         declared = [parameter.replace("__restrict__", "").split() for parameter in parameters.split(",")]
         self._order = [words[-1] for words in declared]
         types = [" ".join(words[:-1]) for words in declared]
-        given = ", ".join(f"({t})arguments[{i}]" for i, t in enumerate(types))
+        given = ", ".join(
+            f"*(const float*)&arguments[{i}]" if t == "float" else f"({t})arguments[{i}]"
+            for i, t in enumerate(types)
+        )
         text = re.sub(r"^#(?!pragma).*$", "", self.source, flags=re.MULTILINE)
         text = re.sub(
             r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];", r"\1* \2 = (\1*)host::memory;", text
         )
-        program = folder / f"{abs(hash(variant))}.cpp"
+        program = folder / f"{abs(hash((variant, self.source)))}.cpp"
         program.write_text(
             f'#include "{HEADER}"\n{text}\nstatic const int64_t *arguments;\n'
             f"static void call() {{ {name}({given}); }}\n"
-            'extern "C" void launch(const int64_t *given, unsigned gx, unsigned gy, int backwards) {\n'
-            f"  arguments = given; host::run(call, gx, gy, {threads}, backwards);\n}}\n"
+            'extern "C" unsigned launch(const int64_t *given, unsigned x, unsigned y, unsigned z, int b) {\n'
+            f"  arguments = given; return host::run(call, x, y, z, {threads}, b);\n}}\n"
         )
         library = program.with_suffix(".so")
         command = ["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o", str(library), str(program)]
@@ -62,7 +72,8 @@ class OnHost:
         named: dict[str, int] = {}
         for parameter, argument in zip(self._program.params, arguments, strict=True):
             if parameter not in self._program.buffer_map:
-                named[str(parameter)] = argument
+                bits = struct.unpack("q", struct.pack("fxxxx", argument))[0]
+                named[str(parameter)] = bits if isinstance(argument, float) else argument
                 continue
             buffer = self._program.buffer_map[parameter]
             assert isinstance(argument, torch.Tensor)
@@ -72,17 +83,18 @@ class OnHost:
                 named.setdefault(str(extent), size)
         grid = self._grid(named)
         values = (ctypes.c_int64 * len(self._order))(*(named[name] for name in self._order))
-        self._launch(values, *grid, int(backwards))
+        if stuck := self._launch(values, *grid, int(backwards)):
+            raise RuntimeError(f"{stuck} threads wait for ever: others came to different barriers, or ended")
 
-    def _grid(self, named: dict[str, int]) -> tuple[int, int]:
+    def _grid(self, named: dict[str, int]) -> tuple[int, int, int]:
         from tilelang import tvm
 
         extents = {"blockIdx.x": 1, "blockIdx.y": 1, "blockIdx.z": 1}
 
         def visit(node: Any) -> None:
             if isinstance(node, tvm.tirx.For) and node.thread_binding is not None:
-                extent = str(node.extent)
-                extents[node.thread_binding.thread_tag] = named[extent] if extent in named else int(extent)
+                # Sums and quotients of the arguments' extents, as Python writes them too.
+                extents[node.thread_binding.thread_tag] = int(eval(str(node.extent), {}, named))
 
         tvm.tirx.stmt_functor.post_order_visit(self._program.body, visit)
-        return extents["blockIdx.x"], extents["blockIdx.y"]
+        return extents["blockIdx.x"], extents["blockIdx.y"], extents["blockIdx.z"]

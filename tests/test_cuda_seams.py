@@ -1,0 +1,153 @@
+"""The generated code of every CUDA arm of the mHC seams, run on the processor against the reference.
+
+Tensor cores included: see `support/cuda_on_host.h`. What is left to a GPU are the instructions themselves,
+the order in which blocks and kernels run, and the large sizes (`gpu/test_cuda_seams.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_on_host import OnHost  # type: ignore[import-not-found]
+
+from mhctune.kernels.buffers import OutputBuffers
+from mhctune.kernels.registry import SEAMS
+from mhctune.kernels.seam import Problem, Seam, Variant
+from mhctune.kernels.space import Candidate, Config
+
+HIDDEN = 1024
+EARLY = {"epilogue_thr": 128, "collapse": 1}
+
+
+WS = {"n_splits": 4, "cache": 2, "mix_lanes": 1} | EARLY
+FUSED = {"tile_n": 12, "n_splits": 2, "n_thr": 64, "vec": 8, "block_m": 2, "ahead": 2} | EARLY
+WAYS = (
+    # Beside every arm as it is served without a table: the other ways through its kernels.
+    Candidate.of("fused", FUSED),
+    Candidate.of("fused_mma", {"n_splits": 8, "block_h": 64, "block_m": 64, "n_thr": 256} | EARLY),
+    Candidate.of("fused_ws", WS),
+    Candidate.of("fused_ws", {**WS, "cache": 0, "collapse": 0}),
+    Candidate.of("unfused_mma", {"n_splits": 32, "block_k": 128} | EARLY),
+)
+FLAGGED = ("fused", "fused_ws", "released")
+"""Arms whose kernels together write, carry and norm all that a problem may ask for."""
+
+
+def served(seam: Seam) -> Iterator[Any]:
+    problem = seam.canonical(Problem(HIDDEN))
+    for arm in seam.arms("cuda"):
+        space = arm.space(problem)
+        fits = not space.refusals(arm.preferred)
+        candidate = Candidate.of(arm.name, arm.preferred) if fits else next(space.legal())
+        yield pytest.param(seam, problem, candidate, id=f"{seam.name}-{arm.name}")
+
+
+def flagged(seam: Seam) -> Iterator[Any]:
+    for flag, value in (("aux", True), ("carried", False), ("norm", False)):
+        problem = Problem(HIDDEN, **{flag: value})
+        for name in FLAGGED:
+            config = dict(WS if name == "fused_ws" else seam.arm("cuda", name).preferred)
+            if flag == "carried":
+                config |= {"collapse": 0} if "collapse" in config else {}
+            yield pytest.param(seam, problem, Candidate.of(name, config), id=f"{name}-{flag}")
+
+
+def cases() -> Iterator[Any]:
+    for seam in SEAMS.values():
+        if seam.name != "topk_merge":  # tests/test_cuda_topk.py
+            yield from served(seam)
+    delayed = SEAMS["post_pre_delayed"]
+    for candidate in WAYS:
+        yield pytest.param(delayed, Problem(HIDDEN), candidate, id=str(candidate))
+    yield from flagged(delayed)
+
+
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant], OnHost]:
+    folder, known = tmp_path_factory.mktemp("on_host"), dict[Variant, OnHost]()
+
+    def make(variant: Variant) -> OnHost:
+        if variant not in known:
+            known[variant] = OnHost(variant, Path(folder))
+        return known[variant]
+
+    return make
+
+
+def token_counts(arm: str) -> tuple[int, int]:
+    """One, and one that leaves the last program rows to leave alone: a tile of the tensor cores has 64."""
+    return 1, 65 if arm in ("fused_mma", "fused_ws", "unfused_mma") else 3
+
+
+def uses_small_tiles(arm: str, config: Config) -> bool:
+    return arm == "fused_mma" and config["block_m"] < 64
+
+
+@pytest.mark.parametrize(("seam", "problem", "candidate"), list(cases()))
+def test_the_generated_code_computes_the_seam(
+    seam: Seam, problem: Problem, candidate: Candidate, on_host: Callable[[Variant], OnHost], seed: int
+) -> None:
+    """With threads and blocks in order and backwards: to the bit the same, nothing left unwritten."""
+    arm, config = seam.arm("cuda", candidate.arm), candidate.config
+    assert arm.space(problem).refusals(config) == ()
+    assert not uses_small_tiles(candidate.arm, config), "mma.sync is not known to cuda_on_host.h"
+    kernels = [on_host(variant) for variant in arm.variants(problem, config)]
+    for at, tokens in enumerate(token_counts(candidate.arm)):
+        inputs = seam.inputs(problem, tokens, seed + at, "cpu", seam.regimes[at % len(seam.regimes)])
+        found = []
+        for backwards in (False, True):
+            buffers = OutputBuffers(arm.plan(problem, config, tokens), "cpu")
+            buffers.poison()
+            views = buffers.bind(tokens)
+            arm.bind(problem, config, [partial(k, backwards=backwards) for k in kernels])(inputs, views)
+            found.append(buffers.storages())
+        deviations = seam.check(problem, inputs, views)
+        assert all(d.ok for d in deviations), (tokens, [str(d) for d in deviations])
+        assert all(one.equal(other) for one, other in zip(*found, strict=True)), tokens
+
+
+def without(text: str) -> Callable[[str], str]:
+    """Take one statement out of a kernel's source."""
+
+    def change(source: str) -> str:
+        assert text in source
+        return source.replace(text, "", 1)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fault", "said"),
+    [
+        # Who adds the warps' sums of squares does not wait for them.
+        ("epilogue", "tl::__sync_thread_partial(1, 128);", "layer_input"),
+        # The streamers do not wait for the multipliers, which wait for them.
+        ("post_pre_ws", "tl::__sync_thread_partial(1, 384);", "wait for ever"),
+    ],
+)
+def test_a_missing_barrier_is_found(
+    kernel: str, fault: str, said: str, on_host: Callable[[Variant], OnHost], tmp_path: Path, seed: int
+) -> None:
+    seam, problem = SEAMS["post_pre_delayed"], Problem(HIDDEN)
+    arm, config = seam.arm("cuda", "fused_ws"), {**WS, "cache": 0, "collapse": 0, "mix_lanes": 32}
+    kernels = [
+        OnHost(v, tmp_path, without(fault)) if v.kernel == kernel else on_host(v)
+        for v in arm.variants(problem, config)
+    ]
+    inputs = seam.inputs(problem, 3, seed, "cpu")
+    found: set[str] = set()
+    for backwards in (False, True):
+        buffers = OutputBuffers(arm.plan(problem, config, 3), "cpu")
+        buffers.poison()
+        views = buffers.bind(3)
+        try:
+            arm.bind(problem, config, [partial(k, backwards=backwards) for k in kernels])(inputs, views)
+        except RuntimeError as error:
+            found.add(str(error))
+        else:
+            found |= {d.output for d in seam.check(problem, inputs, views) if not d.ok}
+    assert any(said in each for each in found), found
