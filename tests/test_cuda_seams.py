@@ -17,7 +17,7 @@ from cuda_on_host import OnHost  # type: ignore[import-not-found]
 from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Problem, Seam, Variant
-from mhctune.kernels.space import Candidate, Config
+from mhctune.kernels.space import Candidate
 
 HIDDEN = 1024
 EARLY = {"epilogue_thr": 128, "collapse": 1}
@@ -29,6 +29,8 @@ WAYS = (
     # Beside every arm as it is served without a table: the other ways through its kernels.
     Candidate.of("fused", FUSED),
     Candidate.of("fused_mma", {"n_splits": 8, "block_h": 64, "block_m": 64, "n_thr": 256} | EARLY),
+    Candidate.of("fused_mma", {"n_splits": 32, "block_h": 32, "block_m": 16, "n_thr": 128} | EARLY),
+    Candidate.of("fused_mma", {"n_splits": 8, "block_h": 128, "block_m": 32, "n_thr": 128} | EARLY),
     Candidate.of("fused_ws", WS),
     Candidate.of("fused_ws", {**WS, "cache": 0, "collapse": 0}),
     Candidate.of("unfused_mma", {"n_splits": 32, "block_k": 128} | EARLY),
@@ -83,10 +85,6 @@ def token_counts(arm: str) -> tuple[int, int]:
     return 1, 65 if arm in ("fused_mma", "fused_ws", "unfused_mma") else 3
 
 
-def uses_small_tiles(arm: str, config: Config) -> bool:
-    return arm == "fused_mma" and config["block_m"] < 64
-
-
 @pytest.mark.parametrize(("seam", "problem", "candidate"), list(cases()))
 def test_the_generated_code_computes_the_seam(
     seam: Seam, problem: Problem, candidate: Candidate, on_host: Callable[[Variant], OnHost], seed: int
@@ -94,7 +92,6 @@ def test_the_generated_code_computes_the_seam(
     """With threads and blocks in order and backwards: to the bit the same, nothing left unwritten."""
     arm, config = seam.arm("cuda", candidate.arm), candidate.config
     assert arm.space(problem).refusals(config) == ()
-    assert not uses_small_tiles(candidate.arm, config), "mma.sync is not known to cuda_on_host.h"
     kernels = [on_host(variant) for variant in arm.variants(problem, config)]
     for at, tokens in enumerate(token_counts(candidate.arm)):
         inputs = seam.inputs(problem, tokens, seed + at, "cpu", seam.regimes[at % len(seam.regimes)])

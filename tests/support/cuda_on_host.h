@@ -56,7 +56,7 @@ static dim3 threadIdx, blockIdx;
 namespace host {
 static uchar memory[232448] __attribute__((aligned(1024)));
 const size_t STACK = 1 << 16;
-struct Fiber { ucontext_t context; std::vector<char> stack; bool over; int64_t sent; };
+struct Fiber { ucontext_t context; std::vector<char> stack; bool over; uint32_t sent[6]; };
 struct Barrier { unsigned arrived = 0, generation = 0; };
 typedef std::pair<int, unsigned> Place;  // where in the source, or which named barrier, and whose: a warp's
 static std::vector<Fiber> fibers;
@@ -123,9 +123,10 @@ static unsigned run(void (*kernel)(), unsigned gx, unsigned gy, unsigned gz, uns
 template <class V> V exchange(V value, unsigned from, int line) {
   Place place(line, 1 + current / 32);
   V found;
-  std::memcpy(&fibers[current].sent, &value, sizeof value);
+  static_assert(sizeof value <= sizeof Fiber().sent, "too much to send");
+  std::memcpy(fibers[current].sent, &value, sizeof value);
   meet(place, 32);
-  std::memcpy(&found, &fibers[from].sent, sizeof found);
+  std::memcpy(&found, fibers[from].sent, sizeof found);
   meet(place, 32);
   return found;
 }
@@ -179,6 +180,34 @@ void wgmma_ss(uint64_t a, uint64_t b, uint32_t *sums, int add) {
       for (int k = 0; k < K; ++k) sum += rows[half][k] * column[k];
     }
   }
+}
+// Matrices of 8 rows of 16 bytes: lane 8 m + r names row r of matrix m, and each lane takes 4 bytes of each.
+template <int matrices> void load_matrices(const void *row, void *taken) {
+  unsigned lane = host::current % 32, warp = host::current / 32 * 32;
+  for (unsigned m = 0; m < matrices; ++m) {
+    const uchar *found = host::exchange((const uchar *)row, warp + 8 * m + lane / 4, -100);
+    std::memcpy((uint32_t *)taken + m, found + lane % 4 * 4, 4);
+  }
+}
+static void ptx_ldmatrix_x2(const void *row, void *taken) { load_matrices<2>(row, taken); }
+static void ptx_ldmatrix_x4(const void *row, void *taken) { load_matrices<4>(row, taken); }
+// A warp's product of 16 x 16 and 16 x 8, added to its sums.
+template <DataType A, DataType B, DataType C, int M, int N, int K, bool tA, bool tB>
+void mma_sync(float *sums, const unsigned *a, const unsigned *b) {
+  static_assert(A == DataType::kBFloat16 && M == 16 && N == 8 && K == 16 && !tA && tB, "not known");
+  unsigned lane = host::current % 32, warp = host::current / 32 * 32;
+  host::Place place(-200, 1 + host::current / 32);
+  std::copy(a, a + 4, host::fibers[host::current].sent);
+  std::copy(b, b + 2, host::fibers[host::current].sent + 4);
+  host::meet(place, 32);
+  // Element k of a row or column is one of the two of a register of a neighbour.
+  auto part = [&](unsigned line, unsigned first, unsigned step, int k) -> float {
+    const uint32_t *held = host::fibers[warp + line * 4 + k % 8 / 2].sent + first + k / 8 * step;
+    return ((const bfloat16_t *)held)[k % 2];
+  };
+  for (unsigned i = 0; i < 4; ++i)
+    for (int k = 0; k < K; ++k) sums[i] += part(lane / 4, i / 2, 2, k) * part(lane % 4 * 2 + i % 2, 4, 1, k);
+  host::meet(place, 32);
 }
 static void fence_proxy_async() {}
 static void warpgroup_arrive() {}
