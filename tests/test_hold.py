@@ -167,6 +167,25 @@ def test_the_next_sweep_of_a_database_holds_what_it_serves_and_replays_to_the_by
     assert served == [2, 2, 1]
 
 
+def test_a_batch_invariant_table_is_not_what_other_bands_are_held_against(
+    repository: Repository, sweep_into: Callable[[float], int]
+) -> None:
+    """They stand side by side: the next sweep holds each against its own, whichever was kept last."""
+    first = repository.sweep(sweep_into(0.03))
+    free, invariant = (
+        derive_stored(repository, first, terms=terms).table for terms in (None, Terms(batch_invariant=True))
+    )
+    keep(repository, free)
+    keep(repository, invariant)
+    second = repository.sweep(sweep_into(0.03))
+    for before, terms in ((free, None), (invariant, Terms(batch_invariant=True))):
+        derived = derive_stored(repository, second, terms=terms)
+        assert derived.incumbent == Incumbent.of(before)
+        keep(repository, derived.table)
+    assert free.digest != invariant.digest
+    assert [found.finding.verdict for found in replay_database(repository) if found.finding] == ["passed"] * 2
+
+
 def test_a_table_kept_before_incumbents_were_held_replays_as_it_was(
     repository: Repository, sweep_into: Callable[[float], int]
 ) -> None:
