@@ -17,13 +17,13 @@ from itertools import pairwise
 from mhctune.autotuner.derive import Derived, derive
 from mhctune.autotuner.hold import held_note
 from mhctune.autotuner.incumbent import Incumbent
-from mhctune.autotuner.records import Measurement, SweepState
+from mhctune.autotuner.records import Measurement
+from mhctune.db.derivation import ENDED
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import DispatchTable
 from mhctune.kernels.space import Candidate
 from mhctune.kernels.until import END, until_of
 
-ENDED = (SweepState.COMPLETE, SweepState.INCOMPLETE)
 Medians = dict[int, dict[Candidate, float]]
 
 
