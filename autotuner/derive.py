@@ -73,7 +73,7 @@ def derive(
     served = _served(incumbent, counts)
     chosen = choose(counts, options, max_regret, served, terms, incumbent.hold if incumbent else 0.0)
     allowed = chosen.options
-    edges = edges_of(chosen.derivation.segments, [o.candidate for o in allowed], every, width)
+    edges = edges_of(chosen.derivation.segments, [o.candidate for o in allowed], every, width, incumbent)
     derivation = replace(chosen.derivation, segments=_moved(chosen.derivation.segments, edges))
     bytes_of = {option.candidate: option.memory_bytes for option in options}
     wins = {n: winner(rows, sweep.variants, bytes_of, served.get(n)) for n, rows in cells.items()}
@@ -108,7 +108,7 @@ def derive(
             **terms.to_evidence(),
             **({"held": chosen.held.to_data()} if chosen.held else {}),
             **({"search": sweep.search.summary()} if sweep.search else {}),
-            **({"edges": probed} if (probed := [e.to_data() for e in edges if e.probes]) else {}),
+            **({"edges": probed} if (probed := [e.to_data() for e in edges if e.probes or e.moved]) else {}),
         },
     )
     return Derived(table, derivation, cells, missing, floor, wins, chosen, incumbent, edges, sweep.floors)

@@ -123,6 +123,8 @@ def test_bands_and_explanation_say_in_a_line_what_was_not_taken_over(
     assert line in bands_sheet(held.table).notes
     why = explain(held, trials(make_sweep(), 0.041), 64)
     assert line in why.sheet(8).notes
+    served = replace(why, answer=held.table.lookup(1)).sheet(8).notes[0]
+    assert served.endswith("here, kept within the bound of 5.0 %")
     assert not any("kernels would do" in would for would in why.would_change())
     assert held_note(above.table.evidence) == ""
     assert not any("bands kept" in note for note in bands_sheet(above.table).notes)
