@@ -108,3 +108,12 @@ def test_under_noise_what_is_held_changes_less(hold: dict[str, Any], recorded: A
     shares = [tallies[rule].changed for rule in ("alone", "incumbent", "held √2")]
     assert shares == sorted(shares, reverse=True)
     assert tallies["held √2"].freely < tallies["incumbent"].freely
+
+
+def test_an_edge_inside_the_noise_moves_less_where_it_is_held_and_sure_ones_not(
+    hold: dict[str, Any],
+) -> None:
+    moves = hold["edge_moves"](*replay(load_recorded("h200_decode_hidden5120")), 40, 3)
+    noisy = moves.pop((64, 128))
+    assert noisy[1] <= 2 < 10 < noisy[0]
+    assert set(moves.values()) == {(0, 0)}
