@@ -215,6 +215,10 @@ def main() -> None:
     parser.add_argument("--bias", type=float, default=0.0, help="0.005 is up to 0.5 %% a sweep")
     parser.add_argument("--edges", action="store_true", help="how often probed edges move instead")
     given = parser.parse_args()
+    if given.length < 2 or given.sequences < 1:
+        parser.error(
+            f"--sequences {given.sequences} --length {given.length} repeats nothing; give at least 1 and 2"
+        )
     if given.edges:
         repeats = given.sequences * given.length
         for name in given.recordings:
