@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mhctune.autotuner.bands import Derivation, NoBands, Option, Segment
 from mhctune.autotuner.choose import Chosen, choose
 from mhctune.autotuner.edges import Edge, edges_of
+from mhctune.autotuner.evidence import Evidence
 from mhctune.autotuner.incumbent import Incumbent
-from mhctune.autotuner.records import Failure, Trial
+from mhctune.autotuner.records import Trial
 from mhctune.autotuner.standings import Standing, standings, winner
 from mhctune.autotuner.stats import NoiseFloor, noise_floor
 from mhctune.autotuner.store import SweepRecord
@@ -73,16 +72,23 @@ def derive(
     served = _served(incumbent, counts)
     chosen = choose(counts, options, max_regret, served, terms, incumbent.hold if incumbent else 0.0)
     allowed = chosen.options
-    edges = edges_of(chosen.derivation.segments, [o.candidate for o in allowed], every, width)
+    edges = edges_of(chosen.derivation.segments, [o.candidate for o in allowed], every, width, incumbent)
     derivation = replace(chosen.derivation, segments=_moved(chosen.derivation.segments, edges))
     bytes_of = {option.candidate: option.memory_bytes for option in options}
     wins = {n: winner(rows, sweep.variants, bytes_of, served.get(n)) for n, rows in cells.items()}
-    evidence = _Evidence(allowed, cells, wins)
+    evidence = Evidence(sweep, sweep_id, trials, cells, wins, floor, chosen, terms, incumbent, edges)
+    table = _table(sweep, derivation.segments, evidence)
+    return Derived(table, derivation, cells, missing, floor, wins, chosen, incumbent, edges, sweep.floors)
+
+
+def _table(sweep: SweepRecord, segments: Sequence[Segment], evidence: Evidence) -> DispatchTable:
+    """Return the table of the segments: a band each, with what speaks for it."""
+    chosen = evidence.chosen
     bands = tuple(
-        Band(segment.first, segment.last, _choice(allowed, segment), evidence.of(segment))
-        for segment in derivation.segments
+        Band(segment.first, segment.last, _choice(chosen.options, segment), evidence.of_band(segment))
+        for segment in segments
     )
-    table = DispatchTable(
+    return DispatchTable(
         seam=sweep.seam,
         problem=sweep.problem.to_dict(),
         target=sweep.target,
@@ -91,27 +97,8 @@ def derive(
         bands=bands,
         # The kernels of the last band are legal for every larger count: no constraint reads the count.
         default=bands[-1].choice,
-        evidence={
-            "sweep": sweep_id,
-            "sweep_digest": sweep.digest,
-            "max_regret": max_regret,
-            "raced_under": sweep.bound,
-            "incumbent": incumbent.to_data() if incumbent else None,
-            "worst_upper": round(derivation.worst_upper, 6),
-            "mean_regret": round(_mean_regret(bands, terms.weights(counts)), 6),
-            "noise_floor": [round(floor.lower, 6), round(floor.upper, 6), floor.n] if floor else None,
-            "variants": sorted(derivation.variants),
-            "candidates": len(sweep.variants),
-            "protocol": dict(sweep.protocol),
-            "sources": dict(sweep.sources),
-            "failures": _failures(trials),
-            **terms.to_evidence(),
-            **({"held": chosen.held.to_data()} if chosen.held else {}),
-            **({"search": sweep.search.summary()} if sweep.search else {}),
-            **({"edges": probed} if (probed := [e.to_data() for e in edges if e.probes]) else {}),
-        },
+        evidence=evidence.of_table(bands),
     )
-    return Derived(table, derivation, cells, missing, floor, wins, chosen, incumbent, edges, sweep.floors)
 
 
 def _moved(segments: Sequence[Segment], edges: Sequence[Edge]) -> tuple[Segment, ...]:
@@ -160,47 +147,6 @@ def _choice(options: Sequence[Option], segment: Segment) -> Choice:
 def _served(incumbent: Incumbent | None, counts: Sequence[int]) -> dict[int, Candidate]:
     found = {n: incumbent.candidate(n) for n in counts} if incumbent else {}
     return {n: candidate for n, candidate in found.items() if candidate is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """What speaks for the choice of a band, from all cells of a sweep."""
-
-    options: Sequence[Option]
-    cells: Mapping[int, Sequence[Standing]]
-    wins: Mapping[int, Candidate]
-
-    def of(self, segment: Segment) -> dict[str, Any]:
-        """Return, for each measured token count of a band, what the choice costs and who else is as good."""
-        choice = self.options[segment.option].candidate
-        rows = [self._row(count, choice) for count in segment.token_counts]
-        return {"measured": rows, "worst_upper": max(row["upper"] for row in rows)}
-
-    def _row(self, count: int, choice: Candidate) -> dict[str, Any]:
-        standing = next(s for s in self.cells[count] if s.candidate == choice)
-        best = self.cells[count][0]
-        return {
-            "num_tokens": count,
-            "latency_us": round(standing.latency_us, 4),
-            "regret": round(standing.regret.point, 6),
-            "upper": round(standing.regret.upper, 6),
-            "rounds": standing.regret.n,
-            "best": str(best.candidate),
-            "best_us": round(best.latency_us, 4),
-            "winner": str(self.wins[count]),
-            "tie_set": sum(s.tied for s in self.cells[count]),
-        }
-
-
-def _mean_regret(bands: Sequence[Band], weights: Sequence[float]) -> float:
-    """Return the mean of the regrets as measured, ties included, weighted by traffic."""
-    regrets = [row["regret"] for band in bands for row in band.evidence["measured"]]
-    return math.fsum(weight * regret for weight, regret in zip(weights, regrets, strict=True))
-
-
-def _failures(trials: Sequence[Trial]) -> dict[str, int]:
-    kinds = Counter(t.outcome.kind.value for t in trials if isinstance(t.outcome, Failure))
-    return dict(sorted(kinds.items()))
 
 
 def incumbent_for(fingerprint: Fingerprint, tables: Sequence[DispatchTable]) -> DispatchTable | None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from mhctune.autotuner.bands import Segment
+from mhctune.autotuner.incumbent import Incumbent
 from mhctune.autotuner.records import UNMEASURED, Failure, Measurement, Trial
 from mhctune.autotuner.stats import RegretInterval, TooFewSamples, regret
 from mhctune.kernels.space import Candidate
@@ -62,9 +63,10 @@ class Edge:
     Attributes:
         before: The edge by the sweep alone: the last measured token count that the lower choice won.
         above: The next measured token count, where the upper choice is served.
-        last: The edge by the probes: the last token count of the lower choice.
-        probes: In the order in which they halve what lies between.
+        last: The edge: the last token count of the lower choice.
+        probes: In the order in which they were asked for.
         next: What is to be measured next; None where nothing is.
+        served: The edge of these two choices that is served today; None where there is none between.
     """
 
     lower: Candidate
@@ -75,6 +77,12 @@ class Edge:
     state: EdgeState
     probes: tuple[Probe, ...] = ()
     next: int | None = None
+    served: int | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether it is elsewhere than by the sweep alone."""
+        return self.last != self.before
 
     def to_data(self) -> dict[str, Any]:
         """Return it as JSON-able data, evidence of a table."""
@@ -86,6 +94,7 @@ class Edge:
             "last": self.last,
             "state": self.state.value,
             "probed": [probe.to_data() for probe in self.probes],
+            **({"served": self.served} if self.served is not None else {}),
         }
 
 
@@ -98,16 +107,20 @@ def edges_of(
     candidates: Sequence[Candidate],
     trials: Iterable[Trial],
     floor: float = 0.0,
+    incumbent: Incumbent | None = None,
 ) -> tuple[Edge, ...]:
     """Return the edges between segments, by whatever trials there are between measured token counts.
 
-    `candidates` are the options that the segments name, `floor` is the width of the noise floor.
+    `candidates` are the options that the segments name, `floor` is the width of the noise floor. An edge
+    that the incumbent has between the same two choices is held, see `edge_of`.
     """
     found = {(trial.cell.num_tokens, trial.candidate): trial for trial in trials}
-    return tuple(
-        edge_of(candidates[a.option], candidates[b.option], (a.last, b.token_counts[0]), found, floor)
-        for a, b in pairwise(segments)
-    )
+
+    def edge(a: Segment, b: Segment) -> Edge:
+        pair, between = (candidates[a.option], candidates[b.option]), (a.last, b.token_counts[0])
+        return edge_of(*pair, between, found, floor, incumbent.edge(*pair, *between) if incumbent else None)
+
+    return tuple(edge(a, b) for a, b in pairwise(segments))
 
 
 def edge_of(
@@ -116,34 +129,75 @@ def edge_of(
     between: tuple[int, int],
     trials: Mapping[tuple[int, Candidate], Trial],
     floor: float,
+    served: int | None = None,
 ) -> Edge:
     """Return one edge: the integers between two measured token counts are halved, as far as they are known.
 
     Where the probe nearest to the middle says that the lower choice is ahead, the edge is above it; where the
     upper one is, below; where neither is, the edge is there, inside the noise. What is decided follows from
     the trials alone, so that probing that was stopped goes on where it was.
+
+    An edge that is `served` is probed there first, at its own count and the next: that is where the wrong
+    choice would lose most. It stays unless a probe says that a choice is ahead where the other is served,
+    and the halving begins at that probe.
     """
     before, above = between
     counts = {n for n, candidate in trials if before < n < above and candidate in (lower, upper)}
     known = {n: probe for n in sorted(counts) if (probe := compared(n, lower, upper, trials, floor))}
-    start = compared(before, lower, upper, trials, floor)
-    if start is not None and start.ahead is not Ahead.LOWER:
-        state = EdgeState.NOISE if start.ahead is Ahead.TIED else EdgeState.STAYS
-        return Edge(lower, upper, before, above, before, state)
-    end = compared(above, lower, upper, trials, floor)
+    start, end = (compared(n, lower, upper, trials, floor) for n in between)
+    tied = start is not None and start.ahead is Ahead.TIED
+
+    def edge(last: int, state: EdgeState, probes: Sequence[Probe] = (), next: int | None = None) -> Edge:
+        return Edge(lower, upper, before, above, last, state, tuple(probes), next, served)
+
+    if tied and served is None:
+        return edge(before, EdgeState.NOISE)
+    if start is not None and start.ahead is Ahead.UPPER:
+        return edge(before, EdgeState.STAYS)
     if end is not None and end.ahead is Ahead.LOWER:
-        return Edge(lower, upper, before, above, before, EdgeState.STAYS)
+        return edge(before if served is None else served, EdgeState.STAYS)
     low, high, seen = before, above, list[Probe]()
+    if served is not None:
+        against = _against(served, known.values())
+        if against is None:
+            return edge(served, *_kept(served, between, known))
+        seen.append(against)
+        low, high = _halved(low, high, against)
+    if tied:
+        return edge(before, EdgeState.NOISE, seen)
     while high - low > 1:
         middle = (low + high) // 2
         at = min((n for n in known if low < n < high), key=lambda n: (abs(n - middle), n), default=None)
         if at is None:
-            return Edge(lower, upper, before, above, low, EdgeState.OPEN, tuple(seen), middle)
+            return edge(low, EdgeState.OPEN, seen, middle)
         seen.append(known[at])
         if known[at].ahead is Ahead.TIED:
-            return Edge(lower, upper, before, above, at, EdgeState.NOISE, tuple(seen))
-        low, high = (at, high) if known[at].ahead is Ahead.LOWER else (low, at)
-    return Edge(lower, upper, before, above, low, EdgeState.EXACT, tuple(seen))
+            return edge(at, EdgeState.NOISE, seen)
+        low, high = _halved(low, high, known[at])
+    return edge(low, EdgeState.EXACT, seen)
+
+
+def _halved(low: int, high: int, probe: Probe) -> tuple[int, int]:
+    lower = probe.ahead is Ahead.LOWER
+    return (probe.num_tokens, high) if lower else (low, probe.num_tokens)
+
+
+def _against(served: int, probes: Iterable[Probe]) -> Probe | None:
+    """Return the first probe that tells a choice ahead where the other one is served."""
+    wrong = {True: Ahead.UPPER, False: Ahead.LOWER}
+    return next((p for p in probes if p.ahead is wrong[p.num_tokens <= served]), None)
+
+
+def _kept(
+    served: int, between: tuple[int, int], known: Mapping[int, Probe]
+) -> tuple[EdgeState, list[Probe], int | None]:
+    """Return how well an edge is known that nothing speaks against, by which probes, and what to ask next."""
+    beside = [n for n in (served, served + 1) if between[0] < n < between[1]]
+    probes = [known[n] for n in beside if n in known]
+    if len(probes) < len(beside):
+        return EdgeState.OPEN, probes, next(n for n in beside if n not in known)
+    told = all(probe.ahead is not Ahead.TIED for probe in probes)
+    return EdgeState.EXACT if told else EdgeState.NOISE, probes, None
 
 
 def compared(

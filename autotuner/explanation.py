@@ -139,15 +139,18 @@ class Explanation:
 
     def _notes(self) -> Iterator[str]:
         tied, footprint = sum(s.tied for s in self.standings), self.footprint
-        evidence = self.table.evidence
+        evidence, held = self.table.evidence, held_note(self.table.evidence)
         if self._place == 0:
             yield "served: the best here"
         else:
-            yield (
-                f"served: {self._place + 1} of {len(self.standings)} here, chosen so that all bands together "
-                f"need the fewest kernels under the bound of {percent(evidence['max_regret'])}"
+            bound = percent(evidence["max_regret"])
+            why = (
+                f"kept within the bound of {bound}"
+                if held
+                else f"chosen so that all bands together need the fewest kernels under the bound of {bound}"
             )
-        if held := held_note(evidence):
+            yield f"served: {self._place + 1} of {len(self.standings)} here, {why}"
+        if held:
             yield held
         yield (
             f"{counted(len(self.standings), 'candidate')} measured at {counted(self.measured_at, 'token')}, "
@@ -229,7 +232,8 @@ def explain(
     band = next((b for b in derived.table.bands if num_tokens <= b.last), derived.table.bands[-1])
     measured = [row["num_tokens"] for row in band.evidence["measured"]]
     count = next((n for n in measured if n >= num_tokens), measured[-1])
-    near = [edge for edge in derived.edges if edge.probes and edge.before < num_tokens < edge.above]
+    told = [edge for edge in derived.edges if edge.probes or edge.moved]
+    near = [edge for edge in told if edge.before < num_tokens < edge.above]
     here = [trial for trial in trials if trial.cell.num_tokens == count]
     return Explanation(
         num_tokens,

@@ -25,12 +25,14 @@ class Incumbent:
     """What is served today; `name` says where that is known from. Ranges rise and do not overlap.
 
     `hold` is how firmly it is kept, see `HOLD`; 0: any fewer kernels or bands within the bound replace it,
-    which was the rule of tables that do not say it.
+    which was the rule of tables that do not say it. `holds_edges` is whether its edges stay where probes do
+    not tell their choices apart; tables that do not say it moved them.
     """
 
     name: str
     served: tuple[Served, ...]
     hold: float = HOLD
+    holds_edges: bool = True
 
     @classmethod
     def of(cls, table: DispatchTable) -> Incumbent:
@@ -45,13 +47,25 @@ class Incumbent:
                 return Candidate(choice.arm, choice.config)
         return None
 
+    def edge(self, lower: Candidate, upper: Candidate, before: int, above: int) -> int | None:
+        """Return the last token count of `lower`, from `before` on and below `above`, if `upper` follows it.
+
+        None where the two do not meet there, or edges are not held.
+        """
+        if not (self.hold and self.holds_edges):
+            return None
+        lasts = [last for _, last, _ in self.served if last is not None and before <= last < above]
+        meets = (last for last in lasts if (self.candidate(last), self.candidate(last + 1)) == (lower, upper))
+        return next(meets, None)
+
     def to_data(self) -> dict[str, Any]:
         """Return it as JSON-able data, for the evidence of a table: a replay needs the same incumbent."""
         served = [[first, last, choice.arm, dict(choice.config)] for first, last, choice in self.served]
-        return {"name": self.name, "served": served, **({"hold": self.hold} if self.hold else {})}
+        edges = {"holds_edges": True} if self.holds_edges else {}
+        return {"name": self.name, "served": served, **({"hold": self.hold, **edges} if self.hold else {})}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Incumbent:
         """Read what `to_data` returned."""
         served = tuple((first, last, Choice.of(arm, config)) for first, last, arm, config in data["served"])
-        return cls(data["name"], served, data.get("hold", 0.0))
+        return cls(data["name"], served, data.get("hold", 0.0), data.get("holds_edges", False))

@@ -80,7 +80,7 @@ class Prober:
             count = edge.next
             self._race(sweep_id, count, pair, place)
             known |= {(count, t.candidate): t for t in self._trials(sweep_id, count, pair)}
-            edge = edge_of(*pair, between, known, floor)
+            edge = edge_of(*pair, between, known, floor, edge.served)
             if edge.next == count:
                 return replace(edge, next=None)
         return edge

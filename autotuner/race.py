@@ -20,7 +20,6 @@ from mhctune.autotuner.records import (
     Measurement,
     Sample,
     Trial,
-    kept_us,
 )
 from mhctune.autotuner.runner import Runner, sampled
 from mhctune.autotuner.store import Store
@@ -288,7 +287,7 @@ class Race:
         twins: list[tuple[int, Sample]] = []
         for position, (runner, latency) in enumerate(latencies):
             clock, throttled = during.sm_clock_mhz, during.throttled
-            sample = Sample(batch, round, position, launches, kept_us(latency), clock, throttled)
+            sample = Sample(batch, round, position, launches, latency, clock, throttled)
             runner.samples[batch, round] = sample
             (taken if runner.original is None else twins).append((runner.trial_id, sample))
         if taken:

@@ -93,10 +93,7 @@ def _text(samples: Sequence[Sample]) -> str:
     for sample in samples:
         at = (sample.batch, sample.round, sample.launches)
         follows = before is not None and at == (before[0], before[1] + 1, before[2])
-        word = (
-            f"{sample.latency_us:.{LATENCY_DIGITS}f}" if follows and not sample.throttled else _word(sample)
-        )
-        words.append(word)
+        words.append(_latency(sample) if follows and not sample.throttled else _word(sample))
         before = at
     return " ".join(words)
 

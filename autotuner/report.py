@@ -199,7 +199,7 @@ def edges_sheet(derived: Derived) -> Sheet:
             " ".join(f"{probe.num_tokens}:{probe.ahead.value}" for probe in edge.probes) or "-",
             edge.before,
             edge.last,
-            edge.state.value,
+            edge.state.value + _as_served(edge),
         )
         for edge in derived.edges
     )
@@ -218,8 +218,9 @@ def edges_sheet(derived: Derived) -> Sheet:
 def edge_notes(edge: Edge) -> list[str]:
     """Say what was probed at an edge, a line a token count."""
     lines = [
-        f"edge at {edge.last} ({edge.before} by the sweep alone), {edge.state}: {edge.lower} below, "
-        f"{edge.upper} above; between the sweep's token counts only these two were measured"
+        f"edge at {edge.last} ({edge.before} by the sweep alone){_as_served(edge)}, {edge.state}: "
+        f"{edge.lower} below, {edge.upper} above; "
+        "between the sweep's token counts only these two were measured"
     ]
     for probe in edge.probes:
         line = f"probed at {counted(probe.num_tokens, 'token')}: {probe.ahead}"
@@ -231,6 +232,12 @@ def edge_notes(edge: Edge) -> list[str]:
             line += f", {counted(change.n, 'round')})"
         lines.append(line)
     return lines
+
+
+def _as_served(edge: Edge) -> str:
+    if edge.served is None:
+        return ""
+    return ", as served" if edge.last == edge.served else f", {edge.served} as served"
 
 
 def _bands_notes(table: DispatchTable) -> tuple[str, ...]:

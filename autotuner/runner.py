@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from mhctune.autotuner.bench import Bench
-from mhctune.autotuner.records import Failure, FailureKind, Footprint, Measurement, Sample
+from mhctune.autotuner.records import Failure, FailureKind, Footprint, Measurement, Sample, kept_us
 from mhctune.kernels.space import Candidate
 
 FLOOR = 0.8
@@ -20,19 +20,21 @@ that begins before the one ahead has ended does not pay it: `collapse` took 0.55
 def sampled(
     bench: Bench, candidate: Candidate, batch: int, round: int, launches: int, floor_us: float = 0.0
 ) -> float | Failure:
-    """Return a plausible time of one sample; an implausible one is taken once more before it is a failure.
+    """Return a plausible time as a sample keeps it; an implausible one is taken once more and then a failure.
 
-    Implausible is what is not positive and finite, or faster than `FLOOR` times what a copy, `floor_us`,
-    takes beyond its launch.
+    Implausible is what is not finite, or kept as nothing or less (see `kept_us`), or faster than `FLOOR`
+    times what a copy, `floor_us`, takes beyond its launch.
     """
     latency: float | Failure = 0.0
     least = FLOOR * max(0.0, floor_us - LAUNCH_US)
     for _ in range(2):
         latency = bench.sample(candidate, batch, round, launches)
-        if isinstance(latency, Failure) or (math.isfinite(latency) and 0 < latency >= least):
+        if isinstance(latency, Failure):
             return latency
+        if math.isfinite(latency) and 0 < (kept := kept_us(latency)) >= least:
+            return kept
     detail = f"{latency} us per launch, twice in a row"
-    if isinstance(latency, float) and math.isfinite(latency) and latency > 0:
+    if isinstance(latency, float) and math.isfinite(latency) and kept_us(latency) > 0:
         detail += (
             f": below {FLOOR:g} of the {floor_us - LAUNCH_US:.2f} us that a copy of the cell's fewest "
             "bytes takes beyond its launch"

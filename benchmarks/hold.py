@@ -6,6 +6,9 @@ together; a placement counts as one. So the truth stays, and only noise differs 
 what no round of one sweep tells. Sweeps follow one another, and bands are chosen under many bounds by five
 rules: by each sweep alone, with what was served before as the incumbent, and with it held (1, √2, 2 spreads).
 
+With `--edges` the probed edges of each recording instead: in how many of so many repeated sweeps one moved,
+by each sweep alone and held. Only the recorded token counts are known.
+
 Printed for each: how often a sweep's choices differ from those before; how often they do although those were
 within the bound; and the kernels of a table.
 """
@@ -16,10 +19,12 @@ import argparse
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from mhctune.autotuner.bands import NoBands, Option
 from mhctune.autotuner.choose import choose
-from mhctune.autotuner.derive import options_of
+from mhctune.autotuner.derive import derive, options_of
+from mhctune.autotuner.edges import edge_of
 from mhctune.autotuner.hold import stands
 from mhctune.autotuner.incumbent import HOLD
 from mhctune.autotuner.recording import replay
@@ -172,6 +177,33 @@ def _choose(
     return now
 
 
+def edge_moves(
+    sweep: SweepRecord, trials: Sequence[Trial], repeats: int, seed: int, bias: float = 0.0
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """Repeat a sweep and its probes; return how often each edge moved, alone and held, by its neighbours."""
+    rng, derived = random.Random(seed), derive(sweep, 1, trials, sweep.bound)
+    floor = derived.floor.width if derived.floor else 0.0
+    moves: dict[tuple[int, int], tuple[int, int]] = {}
+    for edge in derived.edges:
+        pair, between = (edge.lower, edge.upper), (edge.before, edge.above)
+        by_count: dict[int, list[Trial]] = {}
+        for trial in trials:
+            if trial.candidate in pair and between[0] <= trial.cell.num_tokens <= between[1]:
+                by_count.setdefault(trial.cell.num_tokens, []).append(trial)
+        alone, held = [edge.last], [edge.last]
+        for _ in range(repeats):
+            drawn = [trial for found in by_count.values() for trial in redrawn(found, rng, bias)]
+            known = {(trial.cell.num_tokens, trial.candidate): trial for trial in drawn}
+            alone.append(edge_of(*pair, between, known, floor).last)
+            held.append(edge_of(*pair, between, known, floor, held[-1]).last)
+        moves[between] = (_changes(alone), _changes(held))
+    return moves
+
+
+def _changes(lasts: Sequence[int]) -> int:
+    return sum(before != now for before, now in pairwise(lasts))
+
+
 def main() -> None:
     """Print one table a recording."""
     parser = argparse.ArgumentParser(
@@ -181,7 +213,20 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=20)
     parser.add_argument("--length", type=int, default=5, help="sweeps, one after the other")
     parser.add_argument("--bias", type=float, default=0.0, help="0.005 is up to 0.5 %% a sweep")
+    parser.add_argument("--edges", action="store_true", help="how often probed edges move instead")
     given = parser.parse_args()
+    if given.length < 2 or given.sequences < 1:
+        parser.error(
+            f"--sequences {given.sequences} --length {given.length} repeats nothing; give at least 1 and 2"
+        )
+    if given.edges:
+        repeats = given.sequences * given.length
+        for name in given.recordings:
+            for (before, above), (alone, held) in edge_moves(
+                *replay(load_recorded(name)), repeats, 20261130, given.bias
+            ).items():
+                print(f"{name}  {before:4} | {above:4}  moved in {alone} of {repeats} alone, {held} held")
+        return
     print("recording               rule       sweeps  changed  within the bound  kernels")
     for name in given.recordings:
         sweep, trials = replay(load_recorded(name))

@@ -11,19 +11,22 @@ warm winner loses.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
 from mhctune.autotuner.derive import Derived, derive
 from mhctune.autotuner.hold import held_note
 from mhctune.autotuner.incumbent import Incumbent
-from mhctune.autotuner.records import Measurement, SweepState
+from mhctune.autotuner.records import Measurement
+from mhctune.autotuner.store import SweepRecord
+from mhctune.autotuner.words import counted
+from mhctune.db.derivation import ENDED
 from mhctune.db.repository import Repository
 from mhctune.kernels.dispatch import DispatchTable
 from mhctune.kernels.space import Candidate
 from mhctune.kernels.until import END, until_of
 
-ENDED = (SweepState.COMPLETE, SweepState.INCOMPLETE)
 Medians = dict[int, dict[Candidate, float]]
 
 
@@ -43,14 +46,29 @@ def changed(sequence: Sequence[Derived]) -> str:
     return f"{other} of {len(sequence) - 1} after the first"
 
 
+def require_repeated(db: str, records: Sequence[SweepRecord]) -> None:
+    """End with a sentence where there is nothing to compare, or sweeps that are no repeats of one another."""
+    kinds = {(r.seam, r.target, str(r.problem.to_dict()), r.token_counts) for r in records}
+    if len(records) < 2 or len(kinds) > 1:
+        raise SystemExit(
+            f"{db} holds {counted(len(records), 'sweep')} that ended and timed to the end, of {len(kinds)} "
+            "seams, problems, targets or token counts; two of one are needed: sweep with another --seed"
+        )
+    runs = Counter((r.protocol["l2"], r.protocol["seed"]) for r in records)
+    (l2, seed), times = runs.most_common(1)[0]
+    if times > 1:
+        raise SystemExit(f"{db} holds {times} {l2} sweeps of seed {seed}; each needs a --seed of its own")
+
+
 def main(db: str) -> None:
     """Print the comparison."""
     by_state: dict[str, dict[int, Medians]] = {"warm": {}, "cold": {}}
     alone: dict[str, list[Derived]] = {"warm": [], "cold": []}
     served: dict[str, list[Derived]] = {"warm": [], "cold": []}
     with Repository.open(db, readonly=True) as store:
-        whole = (s for s in store.sweeps() if s.state in ENDED and until_of(s.record.protocol) == END)
-        for sweep in reversed(list(whole)):  # the store tells the newest first
+        whole = [s for s in store.sweeps() if s.state in ENDED and until_of(s.record.protocol) == END]
+        require_repeated(db, [sweep.record for sweep in whole])
+        for sweep in reversed(whole):  # the store tells the newest first
             record, trials = sweep.record, store.trials(sweep.id)
             l2, seed = record.protocol["l2"], record.protocol["seed"]
             medians: Medians = {count: {} for count in record.token_counts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,13 +53,15 @@ def derive_stored(
     """Derive the bands of a stored sweep under a bound (default: the sweep's own).
 
     The incumbent, unless one is given, is the newest table of the same seam, problem and target and the same
-    fingerprint that an earlier sweep gave, timed until the same moment.
+    fingerprint that an earlier sweep gave, timed until the same moment; batch-invariant or not as the terms
+    are, because these stand side by side and neither takes the other's place.
 
     Raises:
         NoBands: as `derive`.
     """
     bound = sweep.record.bound if max_regret is None else max_regret
-    known = incumbent or _known_incumbent(store, sweep)
+    invariant = terms is not None and terms.batch_invariant
+    known = incumbent or _incumbent_of(sweep, [t for t in store.tables() if _invariant(t.table) == invariant])
     return derive(sweep.record, sweep.id, store.trials(sweep.id), bound, known, terms)
 
 
@@ -99,7 +102,8 @@ def derive_again(store: Repository, stored: StoredTable) -> Derived:
 
     Edges are those of the probes that its evidence names: later ones are another table's.
     The sweep has the number in it that it had where the table was derived: a merge gives others. A table
-    kept by a version that did not write its incumbent down gets the one that it had then, which was not held.
+    kept by a version that did not write its incumbent down gets the one that it had then: the newest of any
+    class, and not held.
 
     Raises:
         NoBands, TooFewSamples: as `derive`.
@@ -110,7 +114,7 @@ def derive_again(store: Repository, stored: StoredTable) -> Derived:
         data = evidence["incumbent"]
         incumbent = Incumbent.from_data(data) if data else None
     else:
-        known = _known_incumbent(store, sweep, before=stored.id)
+        known = _incumbent_of(sweep, [t for t in store.tables() if t.id < stored.id])
         incumbent = replace(known, hold=0.0) if known else None
     number = evidence.get("sweep", sweep.id)
     terms = Terms.of_evidence(evidence)
@@ -118,11 +122,15 @@ def derive_again(store: Repository, stored: StoredTable) -> Derived:
     return derive(sweep.record, number, trials, bound, incumbent, terms)
 
 
-def _known_incumbent(store: Repository, sweep: StoredSweep, before: int | None = None) -> Incumbent | None:
-    tables = [t for t in store.tables() if before is None or t.id < before]
+def _incumbent_of(sweep: StoredSweep, tables: Sequence[StoredTable]) -> Incumbent | None:
+    """Return the newest of the tables, newest first, that an earlier sweep alike gave."""
     earlier = [t.table for t in tables if t.sweep_id < sweep.id and _same(t.table, sweep)]
     found = incumbent_for(sweep.record.fingerprint, earlier)
     return Incumbent.of(found) if found else None
+
+
+def _invariant(table: DispatchTable) -> bool:
+    return Terms.of_evidence(table.evidence).batch_invariant
 
 
 def keep(store: Repository, table: DispatchTable) -> str:
@@ -131,7 +139,8 @@ def keep(store: Repository, table: DispatchTable) -> str:
     The newest table is served, also where it ends earlier than the one that it takes the place of.
     """
     sweep = store.sweep(table.evidence["sweep"])
-    before = incumbent_for(table.fingerprint, [t.table for t in store.tables() if _same(t.table, sweep)])
+    same_class = (t.table for t in store.tables() if t.table.numerics == table.numerics)
+    before = incumbent_for(table.fingerprint, [t for t in same_class if _same(t, sweep)])
     store.save_table(sweep.id, table)
     if before is None or table.max_tokens >= before.max_tokens:
         return ""

@@ -39,7 +39,7 @@ def test_a_table_that_ends_earlier_than_the_one_it_replaces_is_kept_with_a_warni
     assert keep(repository, of(make_table(), begin(), bands=2)) == ""
 
 
-@pytest.mark.parametrize("change", ["fingerprint", "problem", "seam", "target"])
+@pytest.mark.parametrize("change", ["fingerprint", "problem", "seam", "target", "numerics"])
 def test_a_table_that_stands_beside_another_takes_no_place(
     repository: Repository,
     begin: Callable[..., int],
@@ -53,9 +53,11 @@ def test_a_table_that_stands_beside_another_takes_no_place(
         "problem": Problem(hidden_size=7168),
         "seam": "pre",
         "target": "c",
+        "numerics": "rounded/8",
     }[change]
     given = other.to_dict() if isinstance(other, Problem) else other
-    assert keep(repository, of(make_table(**{change: given}), begin(**{change: other}), bands=1)) == ""
+    sweep = begin() if change == "numerics" else begin(**{change: other})
+    assert keep(repository, of(make_table(**{change: given}), sweep, bands=1)) == ""
 
 
 def test_a_stored_sweep_gives_its_bands_when_its_arms_are_gone(

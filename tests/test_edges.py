@@ -6,29 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_bench import FUSED, PROBLEM, SEAM, UNFUSED, VALUES, FakeBench  # type: ignore[import-not-found]
+from crossing import AMPLE, UNFUSED_US, A, B, Crossing, plan_of, sweep, trial  # type: ignore[import-not-found]
+from fake_bench import FUSED, PROBLEM, SEAM, UNFUSED, VALUES  # type: ignore[import-not-found]
 
 from mhctune.autotuner import recording, report
-from mhctune.autotuner.budget import VramBudget
 from mhctune.autotuner.derive import Derived, derive
 from mhctune.autotuner.edges import Ahead, Edge, EdgeState, edge_of
 from mhctune.autotuner.explanation import explain
 from mhctune.autotuner.plan import SweepPlan
 from mhctune.autotuner.planner import spaces_of
 from mhctune.autotuner.prober import Prober
-from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.race import Stopped
 from mhctune.autotuner.records import (
-    PLACEMENT_ROUNDS,
-    Cell,
     Failure,
     FailureKind,
-    Footprint,
-    Measurement,
-    Sample,
     Trial,
 )
-from mhctune.autotuner.sweep import Sweep, SweepResult
 from mhctune.configs.recorded import load_recorded
 from mhctune.db.checks import check_tables
 from mhctune.db.derivation import derive_again, derive_stored, keep
@@ -36,67 +29,11 @@ from mhctune.db.merge import merge
 from mhctune.db.replay import replay_database, replay_recording
 from mhctune.db.repository import Repository
 from mhctune.db.status import sweep_lines
-from mhctune.kernels.space import Candidate
-
-A, B = Candidate.of("fused", {"n": 1}), Candidate.of("unfused", {"n": 1})
-CELL = Cell("post_pre_delayed", PROBLEM, 1)
-AMPLE = VramBudget(2**34, 2**34)
-FUSED_US, UNFUSED_US = 2.0, 41.0
-"""Fused costs 2 us a token and unfused always 41 us: they cross between 20 and 21 tokens."""
-
-
-class Crossing(FakeBench):
-    """Fused is as fast as unfused at 20.5 tokens; a bench may refuse a candidate at one token count."""
-
-    noise: float = 0.0
-    slope: float = FUSED_US
-    refused_at: Mapping[tuple[int, Candidate], Failure] = {}
-
-    def prepare(self, candidate: Candidate) -> Footprint | Failure:
-        failure = self.refused_at.get((self.tokens, Candidate(candidate.arm, candidate.items)))
-        return failure or super().prepare(candidate)
-
-    def sample(self, candidate: Candidate, batch: int, round: int, launches: int) -> float | Failure:
-        self.launched.append(launches)
-        fused = candidate.arm == "fused"
-        latency = self.slope * self.tokens if fused else UNFUSED_US
-        turn = round // PLACEMENT_ROUNDS or round  # what shares a placement shares its luck
-        sign = 1 if (turn % 2 == 0) == fused else -1
-        return latency * (1 + 0.001 * (round % 9)) * (1 + sign * self.noise)
 
 
 @pytest.fixture
 def plan(make_fingerprint: Callable[..., Any]) -> SweepPlan:
-    limits = {"fused": VALUES, "unfused": VALUES}
-    return SweepPlan(
-        seam=SEAM, problem=PROBLEM, target="c", token_counts=(1, 16, 64),
-        spaces=spaces_of(SEAM, "c", PROBLEM, limits), protocol=Protocol.of("c", 9),
-        fingerprint=make_fingerprint(), max_regret=0.05,
-    )  # fmt: skip
-
-
-def sweep(
-    plan: SweepPlan, store: Repository, bench: FakeBench, stop: Callable[[], bool] = lambda: False,
-    probes: bool = True,
-) -> SweepResult:  # fmt: skip
-    how = (store, bench, AMPLE, bench.compile_all)
-
-    def probe(sweep_id: int) -> None:
-        def derived() -> Derived:
-            return derive_stored(store, store.sweep(sweep_id))
-
-        Prober(store.record(sweep_id), *how, derived, stop).run(sweep_id)
-
-    return Sweep(plan, *how, stop).run(probe=probe if probes else None)
-
-
-def trial(count: int, of: Candidate, outcome: float | Failure, noise: float = 0.0) -> Trial:
-    cell = replace(CELL, num_tokens=count)
-    if isinstance(outcome, Failure):
-        return Trial(cell, of, Footprint(1, 1, 1), outcome)
-    signs = [noise if (n % 2 == 0) == (of == A) else -noise for n in range(9)]
-    samples = tuple(Sample(0, n, 0, 20, outcome * (1 + sign)) for n, sign in enumerate(signs))
-    return Trial(cell, of, Footprint(1, 1, 1), Measurement(samples), samples)
+    return plan_of(make_fingerprint())
 
 
 def found(rows: Mapping[int, tuple[float | Failure, float | Failure]], **how: float) -> Edge:

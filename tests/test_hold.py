@@ -123,6 +123,8 @@ def test_bands_and_explanation_say_in_a_line_what_was_not_taken_over(
     assert line in bands_sheet(held.table).notes
     why = explain(held, trials(make_sweep(), 0.041), 64)
     assert line in why.sheet(8).notes
+    served = replace(why, answer=held.table.lookup(1)).sheet(8).notes[0]
+    assert served.endswith("here, kept within the bound of 5.0 %")
     assert not any("kernels would do" in would for would in why.would_change())
     assert held_note(above.table.evidence) == ""
     assert not any("bands kept" in note for note in bands_sheet(above.table).notes)
@@ -165,6 +167,25 @@ def test_the_next_sweep_of_a_database_holds_what_it_serves_and_replays_to_the_by
         assert found is not None
         assert "to the byte" in found.sentence
     assert served == [2, 2, 1]
+
+
+def test_a_batch_invariant_table_is_not_what_other_bands_are_held_against(
+    repository: Repository, sweep_into: Callable[[float], int]
+) -> None:
+    """They stand side by side: the next sweep holds each against its own, whichever was kept last."""
+    first = repository.sweep(sweep_into(0.03))
+    free, invariant = (
+        derive_stored(repository, first, terms=terms).table for terms in (None, Terms(batch_invariant=True))
+    )
+    keep(repository, free)
+    keep(repository, invariant)
+    second = repository.sweep(sweep_into(0.03))
+    for before, terms in ((free, None), (invariant, Terms(batch_invariant=True))):
+        derived = derive_stored(repository, second, terms=terms)
+        assert derived.incumbent == Incumbent.of(before)
+        keep(repository, derived.table)
+    assert free.digest != invariant.digest
+    assert [found.finding.verdict for found in replay_database(repository) if found.finding] == ["passed"] * 2
 
 
 def test_a_table_kept_before_incumbents_were_held_replays_as_it_was(

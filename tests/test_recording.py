@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,8 @@ from mhctune.autotuner.recording import Unfinished, recording, replay
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint, Measurement, Sample, SweepState
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.recorded import RECORDED, load_recorded
+from mhctune.db.export import export
+from mhctune.db.replay import replay_recording
 from mhctune.db.repository import Repository
 from mhctune.db.tables import load_table
 from mhctune.kernels.space import Candidate
@@ -303,12 +306,20 @@ TABLES = sorted(path for path in (ROOT / "configs/tables").glob("*.json") if "ma
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_an_exported_table_follows_from_its_recording_to_the_byte(path: Path) -> None:
+def test_an_exported_table_follows_from_its_recording_to_the_byte(path: Path, tmp_path: Path) -> None:
     table = load_table(path)
     digest = table.evidence["sweep_digest"]
     (name,) = (n for n in SWEEPS if replay(load_recorded(n))[0].digest == digest)
-    sweep, trials = replay(load_recorded(name))
-    assert derive(sweep, table.evidence["sweep"], trials, table.evidence["max_regret"]).table == table
+    finding = replay_recording(name, table).finding
+    assert finding is not None
+    assert "to the byte" in finding.sentence
+    assert export(table, "json", tmp_path).read_bytes() == path.read_bytes()
+
+
+def test_the_readme_of_the_exported_tables_names_each_and_no_other() -> None:
+    text = (ROOT / "configs/tables/README.md").read_text()
+    assert TABLES
+    assert set(re.findall(r"`(\S+\.json)`", text)) == {path.name for path in TABLES}
 
 
 @pytest.mark.parametrize("bound", [0.01, 0.02, 0.05, 0.10])

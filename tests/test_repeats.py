@@ -67,6 +67,22 @@ def test_repeated_sweeps_are_shown_alone_and_as_they_are_served(
     assert "  64 tokens, cold: +0.00 us; the warm winner loses 0.00% there" in lines
 
 
+def test_sweeps_that_are_no_repeats_of_one_another_are_refused(
+    repository: Repository, database: Path, make_sweep: Any
+) -> None:
+    main = runpy.run_path(str(ROOT / "benchmarks" / "repeats.py"))["main"]
+    protocol = {"version": 1, "samples": 12, "l2": "warm", "seed": 0}
+    sweep_into(repository, make_sweep(protocol=protocol), 0.04)
+    with pytest.raises(SystemExit, match="holds 1 sweep that ended"):
+        main(str(database))
+    sweep_into(repository, make_sweep(protocol=protocol), 0.04)
+    with pytest.raises(SystemExit, match="holds 2 warm sweeps of seed 0; each needs a --seed of its own"):
+        main(str(database))
+    sweep_into(repository, make_sweep(protocol={**protocol, "seed": 1}, token_counts=(1, 8)), 0.04)
+    with pytest.raises(SystemExit, match="of 2 seams, problems, targets or token counts"):
+        main(str(database))
+
+
 def test_a_redrawn_sweep_keeps_rounds_and_placements_but_not_what_the_noise_said_in_them(
     hold: dict[str, Any], recorded: Any
 ) -> None:
@@ -108,3 +124,12 @@ def test_under_noise_what_is_held_changes_less(hold: dict[str, Any], recorded: A
     shares = [tallies[rule].changed for rule in ("alone", "incumbent", "held √2")]
     assert shares == sorted(shares, reverse=True)
     assert tallies["held √2"].freely < tallies["incumbent"].freely
+
+
+def test_an_edge_inside_the_noise_moves_less_where_it_is_held_and_sure_ones_not(
+    hold: dict[str, Any],
+) -> None:
+    moves = hold["edge_moves"](*replay(load_recorded("h200_decode_hidden5120")), 40, 3)
+    noisy = moves.pop((64, 128))
+    assert noisy[1] <= 2 < 10 < noisy[0]
+    assert set(moves.values()) == {(0, 0)}
