@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from mhctune.autotuner import cuda_bench
 from mhctune.autotuner.bench import HostBench, fewest_bytes
@@ -97,11 +98,38 @@ def test_an_arm_that_releases_nothing_is_complete_at_its_end() -> None:
         expected = 1 if arm.name == "released" else launches
         assert arm.launches_until(PROBLEM, CONFIG, LAYER_INPUT) == expected
         assert arm.launches_until(PROBLEM, CONFIG, "next_pre_mix") == launches
-    for arm in SEAM.arms("cuda"):
-        config = arm.preferred
-        assert all(
-            1 <= at <= len(arm.variants(PROBLEM, config)) for at in arm.releases(PROBLEM, config).values()
-        )
+
+
+@pytest.mark.parametrize("target", ["c", "cuda"])
+@pytest.mark.parametrize("aux", [False, True])
+def test_what_an_arm_releases_no_later_launch_is_given_to_write(target: str, aux: bool) -> None:
+    problem = replace(PROBLEM, hidden_size=1024, aux=aux)
+    released = {"residual_out", "layer_input", *(("aux",) if aux else ())}
+    for arm in SEAM.arms(target):
+        if aux and not getattr(arm, "writes_aux", False):
+            continue
+        config = CONFIG if target == "c" else arm.preferred
+        launches = len(arm.variants(problem, config))
+        given: list[set[str]] = []
+        views = OutputBuffers(arm.plan(problem, config, 3), "cpu").bind(3)
+        places = {view.data_ptr(): name for name, view in views.items()}
+
+        def record(*arguments: object, into: list[set[str]] = given, at: dict[int, str] = places) -> None:
+            tensors = (a for a in arguments if isinstance(a, torch.Tensor))
+            into.append({at[t.data_ptr()] for t in tensors if t.data_ptr() in at})
+
+        inputs = SEAM.inputs(problem, 3, 1, "cpu")
+        arm.bind_until(problem, config, [record] * launches, END)(inputs, views)
+        assert len(given) == launches, arm.name
+        expected = dict.fromkeys(released, 1) if arm.name == "released" else {}
+        assert arm.releases(problem, config) == expected, arm.name
+        if expected:
+            assert released <= given[0], arm.name
+            # The streams are projected, which reads them; nothing else that is released comes again.
+            assert set().union(*given[1:]) & released == {"residual_out"}, arm.name
+        given.clear()
+        arm.bind_until(problem, config, [record] * launches, LAYER_INPUT)(inputs, views)
+        assert len(given) == (1 if expected else launches), arm.name
 
 
 @pytest.mark.parametrize("aux", [False, True])
@@ -255,6 +283,27 @@ def test_a_launch_is_timed_between_kernels_of_nobodys_which_do_not_count(
     assert bench.sample(candidate(Released()), 0, 0, 40) == pytest.approx(3.0)
 
 
+def test_the_kernel_of_nobodys_is_timed_in_each_cell_anew(
+    cuda: Callable[[Arm], CudaBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm, cost, ran = Released(), [0.5], [0.0]
+    bench = cuda(arm)
+    apart = bench._launch_apart
+
+    def launch_apart() -> None:
+        ran[0] += cost[0]
+        apart()
+
+    monkeypatch.setattr(bench, "_launch_apart", launch_apart)
+    monkeypatch.setattr(Launches, "clock", lambda self: ran[0])
+    for us in (0.5, 0.75):  # the GPU's clocks fell between the cells
+        cost[0] = us
+        assert isinstance(bench.prepare(candidate(arm)), Footprint)
+        assert bench.sample(candidate(arm), 0, 0, 40) == pytest.approx(0.0)
+        bench.leave()
+        bench.enter(CELL, 8)
+
+
 @pytest.mark.parametrize(("arm", "said"), LIES)
 def test_a_lie_is_found_before_a_graph_is_captured(
     cuda: Callable[[Arm], CudaBench], arm: Arm, said: str
@@ -315,7 +364,11 @@ def test_a_table_until_the_layer_input_is_only_had_by_asking(
     assert paths[0] != paths[1]  # they may lie side by side
     assert [export(table, "json", tmp_path) for table in (end, early)] == paths
     assert load_table(paths[0]).digest == end.digest
-    with pytest.raises(TableError, match="tuned until end, only until layer_input"):
+    with pytest.raises(
+        TableError,
+        match=r"tuned until end, only until layer_input, .*--until layer_input "
+        r"\(until='layer_input' in Python\), or tune one by `mhctune sweep --until end`",
+    ):
         load_table(paths[1])
     with pytest.raises(TableError, match="tuned until layer_input, only until end"):
         load_table(paths[0], until=LAYER_INPUT)
