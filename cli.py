@@ -322,10 +322,8 @@ def check(
     save: SaveRun = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
-    against, changed = (
-        load_measured(str(baseline), until=None) if baseline else None,
-        parse_passes(passes or ()),
-    )
+    against = load_measured(str(baseline), until=None) if baseline else None
+    changed = parse_passes(passes or ())
     with Repository.open(db, readonly=not save) as store:
         checked = check_tables(store, load_measured(str(table), until=None) if table else None)
         device, beside = detect(), manifests_beside(table, checked[0].table) if table else []

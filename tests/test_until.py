@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from mhctune.autotuner.cuda_bench import CudaBench
 from mhctune.autotuner.planner import plan_sweep
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
+from mhctune.configs import options
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.loader import load_gpu
+from mhctune.configs.schema import Sweep
 from mhctune.db.checks import kind_of, other_problem
 from mhctune.db.export import export
 from mhctune.db.here import load_measured
@@ -31,7 +34,7 @@ from mhctune.kernels.post_pre_delayed import PostPreDelayed
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Arm, Launch, Problem, Tensors
 from mhctune.kernels.space import Candidate, Config
-from mhctune.kernels.until import END, LAYER_INPUT, brief, told, until_of
+from mhctune.kernels.until import END, LAYER_INPUT, UNTIL, brief, told, until_of
 
 SEAM, PROBLEM = SEAMS["post_pre_delayed"], Problem(hidden_size=256)
 CELL = Cell("post_pre_delayed", PROBLEM, 3)
@@ -339,6 +342,14 @@ def test_until_is_of_the_protocol_and_older_ones_timed_to_the_end() -> None:
     with pytest.raises(ValueError, match="until is 'streams'; it must be one of end, layer_input"):
         replace(end, until="streams")
     assert (brief(LAYER_INPUT), told(END)) == ("to the layer input", "to the end of the last launch")
+
+
+def test_a_sweep_file_and_the_command_line_take_every_moment_that_is_timed() -> None:
+    # Spelled out where they are: `configs` is below the floor that names them.
+    assert get_args(Sweep.model_fields["until"].annotation) == UNTIL
+    assert get_args(get_args(options.TableUntil)[0]) == UNTIL
+    given, nothing = get_args(get_args(options.Until)[0])
+    assert (get_args(given), nothing) == (UNTIL, type(None))
 
 
 def test_a_sweep_until_the_layer_input_is_another_sweep() -> None:
