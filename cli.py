@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich import box
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
-from typer import Argument, Option
+from typer import Option
 
 from mhctune.autotuner import check_files, report
 from mhctune.autotuner.bands import NoBands
@@ -40,10 +40,8 @@ from mhctune.autotuner.signals import leave, on_signals, stop_on_signals
 from mhctune.autotuner.speed import Then, elsewhere, l2_of, remeasure
 from mhctune.autotuner.stats import TooFewSamples
 from mhctune.autotuner.terms import Terms
-from mhctune.configs import loader
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.passes import parse_passes
-from mhctune.configs.recorded import recorded_names
 from mhctune.configs.traffic import load_traffic
 from mhctune.db import schema
 from mhctune.db.checks import check_tables, finish, save_runs
@@ -60,6 +58,17 @@ from mhctune.db.repository import Repository
 from mhctune.db.status import read_back, sweep_lines
 from mhctune.db.tuning import Incomplete, Tuned, Tuning
 from mhctune.kernels.dispatch import DispatchTable, TableError
+
+# A line each they would be 46.
+# isort: off
+from mhctune.configs.options import (
+    After, AsMeasured, AtTokens, Baseline, BatchInvariant, Before, Budget, Db, Exported, Folder, Force, Gpu,
+    IncumbentFile, Json, Junit, Kept, L2State, Limit, Markdown, MaxVariants, ModelName, New, NoMeasure,
+    NumTokens, Pareto, PassConfig, ProbeEdges, Recording, Regret, Samples, Save, SaveRun, SeamName, Seed,
+    Sources, SweepId, SweepName, TableDb, TableProblem, TableSeam, TableUntil, Target, Tokens, Tolerance,
+    Traffic, Until,
+)  # fmt: skip
+# isort: on
 
 EXIT_CODES = (
     "Exit codes: 0 done, passed, improved; 1 regressed, or a check found a disagreement; 2 bad usage or "
@@ -83,68 +92,7 @@ app.add_typer(db_app, name="db")
 out, err = Console(), Console(stderr=True)
 
 DB = "mhctune.db"
-# fmt: off
-Gpu = Annotated[str, Option("--gpu", help=f"{', '.join(loader.names('gpu'))}, or auto: this machine's.")]
-SweepName = Annotated[str | None, Option(
-    "--sweep", help=f"{', '.join(loader.names('sweep'))} or a .toml file (default: quick; on GPUs decode).")]
-ModelName = Annotated[str | None, Option(
-    "--model", help=f"{', '.join(loader.names('model'))} (default: the sweep's).")]
-SeamName = Annotated[str | None, Option(
-    "--seam", help="Seam to tune (default: the sweep's). A V4 seam takes a V4 model, or --model.")]
-Tokens = Annotated[str | None, Option("--tokens", help="Token counts, such as 1,2,4 (default: the sweep's).")]
-Samples = Annotated[int | None, Option("--samples", min=5, help="Timed rounds (default: the sweep's).")]
-Regret = Annotated[float | None, Option(
-    "--max-regret", min=0.0, max=1.0, help="What a band may lose: 0.05 is 5 % (default: the sweep's).")]
-Budget = Annotated[str, Option("--vram-budget", help="4GiB, or a share of what is free (cpu: of the host).")]
-Until = Annotated[Literal["end", "layer_input"] | None, Option(
-    "--until", help="Time the whole launch, or what comes before the layer input (default: the sweep's).")]
-TableUntil = Annotated[Literal["end", "layer_input"], Option(
-    "--until", help="A table that was tuned by the whole launch, or by the time to the layer input.")]
-L2State = Annotated[Literal["warm", "cold"] | None, Option("--l2", help="L2 when timed.")]
-ProbeEdges = Annotated[bool | None, Option(
-    "--probe/--no-probe", help="Measure between token counts where the choice changes (default: on a GPU).")]
-Seed = Annotated[int | None, Option("--seed", min=0, max=2**31, help="Of the inputs and the race's order.")]
-New = Annotated[bool, Option("--new", help="Start over instead of resuming.")]
-MaxVariants = Annotated[int | None, Option(
-    "--max-variants", min=1, help="At most so many compiled kernels, with the least worst regret.")]
-Traffic = Annotated[Path | None, Option("--traffic", help="Token histogram, .json or .csv: tokens,calls.")]
-BatchInvariant = Annotated[bool, Option(
-    "--batch-invariant", help="One numerics class and one n_splits over all token counts.")]
-Pareto = Annotated[bool, Option("--pareto", help="Add Pareto front, gain, naive cut-overs to --json, too.")]
-IncumbentFile = Annotated[Path | None, Option(
-    "--incumbent", help="What is served today: an exported .json, or bands by hand (.toml, .json).")]
-Save = Annotated[bool, Option("--save", help="Keep the table: lookups and exports use it.")]
-Db = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database file or postgresql:// URL.")]
-Json = Annotated[bool, Option("--json", help="Print JSON for machines.")]
-SweepId = Annotated[int | None, Option("--id", help="Sweep number (default: the newest that has ended).")]
-TableDb = Annotated[str, Option("--db", envvar="MHCTUNE_DB", help="Database, its URL or an exported .json.")]
-TableSeam = Annotated[str | None, Option("--seam", help="Seam, if the file holds several.")]
-TableProblem = Annotated[str | None, Option("--problem", help="Problem's digest, if the file holds several.")]
-AsMeasured = Annotated[bool, Option("--as-measured", help="Do not judge the table against this machine.")]
-NumTokens = Annotated[int, Argument(min=1, help="Token count.", metavar="TOKENS")]
-AtTokens = Annotated[int, Option("--tokens", min=1, help="A measured token count, or one between.")]
-Limit = Annotated[int, Option("--limit", min=1, help="Candidates to show.")]
 Formats = Annotated[str, Option("--format", help=f"Formats, comma separated: {', '.join(FORMATS)}.")]
-Folder = Annotated[Path, Option("-o", "--output", help="Folder to write into.")]
-Force = Annotated[bool, Option("--force", help="Overwrite files that mhctune did not write.")]
-Exported = Annotated[Path | None, Option("--table", help="Exported .json to compare with the database.")]
-Tolerance = Annotated[float, Option("--tolerance", min=0.0, help="Slower by more is regressed: 0.1 is 10 %.")]
-NoMeasure = Annotated[bool, Option("--no-measure", help="Time nothing, also where the device is here.")]
-Baseline = Annotated[Path | None, Option(
-    "--baseline", help="Exported .json: each choice is compared with its choice.")]
-PassConfig = Annotated[list[str] | None, Option("--pass-config", metavar="NAME=BOOL", help=(
-    "Compile with this pass option, such as tl.disable_safe_memory_legalize=false: another toolchain may."))]
-Junit = Annotated[Path | None, Option("--junit", help="Write what was found as JUnit XML.")]
-Markdown = Annotated[Path | None, Option("--markdown", help="Write it as Markdown.")]
-SaveRun = Annotated[bool, Option("--save", help="Keep the verdict in the database.")]
-Before = Annotated[str, Argument(help="Database, its URL or an exported .json: how it was.", metavar="A")]
-After = Annotated[str, Argument(help="The same, how it is.", metavar="B")]
-Target = Annotated[str, Argument(help="Database file to write; what it holds stays.", metavar="OUT")]
-Sources = Annotated[list[str], Argument(help="Databases to take sweeps from.", metavar="IN...")]
-Recording = Annotated[str, Argument(
-    help=f"A .jsonl file, a database, or {', '.join(recorded_names())}.", metavar="RECORDING|DB")]
-Kept = Annotated[Path | None, Option("--table", help="Exported .json that the bands must equal.")]
-# fmt: on
 
 
 def show(*sheets: Sheet) -> None:
@@ -374,10 +322,8 @@ def check(
     save: SaveRun = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check that tables are legal, agree with file, samples and sources, and are still as fast."""
-    against, changed = (
-        load_measured(str(baseline), until=None) if baseline else None,
-        parse_passes(passes or ()),
-    )
+    against = load_measured(str(baseline), until=None) if baseline else None
+    changed = parse_passes(passes or ())
     with Repository.open(db, readonly=not save) as store:
         checked = check_tables(store, load_measured(str(table), until=None) if table else None)
         device, beside = detect(), manifests_beside(table, checked[0].table) if table else []

@@ -127,6 +127,8 @@ class CudaBench:
     def enter(self, cell: Cell, seed: int) -> int | Failure:
         """Make fresh inputs for a cell and return their bytes, or why there is no room for them."""
         self._cell, self._placement = cell, 0
+        # Anew in each cell: unlike a graph without nodes it runs at the clocks of the moment.
+        self._apart_us.clear()
         if self._until != END and self._apart is None:
             self._apart = torch.zeros(1, device=self._device)
 

@@ -126,8 +126,7 @@ class Explanation:
         )
         columns: tuple[str, ...] = ("arm", "config", "us", "regret", "lower", "upper", "")
         if self.others and self._other_us:
-            names = [f"us {brief(until).split()[-1]}" for until in (self.table.until, self.others.until)]
-            columns = (*columns[:2], *names, *columns[3:])
+            columns = (*columns[:2], _column(self.table.until), _column(self.others.until), *columns[3:])
         return Sheet(self._title(), columns, rows, tuple(self._notes()))
 
     def _title(self) -> str:
@@ -177,12 +176,13 @@ class Explanation:
             yield f"failed: {candidate}: {failure.kind}: {failure.detail}"
 
     def _other_notes(self) -> Iterator[str]:
-        """Say beside what the other number of this cell stands, and who is best by it."""
+        """Say what the other number of this cell is and where it is from, and who is fastest by it."""
         if not self.others or not (taken := self._other_us):
             return
         best = min(taken, key=lambda candidate: (taken[candidate], candidate))
-        yield f"sweep {self.others.sweep} timed {told(self.others.until)}; no regret here is of it"
-        yield f"least by that number: {taken[best]:.1f} us, {best}"
+        own, column = _column(self.table.until), _column(self.others.until)
+        yield f"{column}: by sweep {self.others.sweep}, timed {told(self.others.until)}"
+        yield f"least {column}: {taken[best]:.1f}, {best}; regret and limits are of {own}"
 
     @property
     def evidence_id(self) -> str:
@@ -215,6 +215,11 @@ class Explanation:
     @property
     def _or_floor(self) -> str:
         return f", or their regret not above the noise floor, {self.floor.width:.2%}" if self.floor else ""
+
+
+def _column(until: str) -> str:
+    """Return the heading of latencies that were timed until then, which is narrow: `us to input`."""
+    return f"us to {brief(until).split()[-1]}"
 
 
 def _rounded(value: float | None) -> float | str:

@@ -68,7 +68,9 @@ def derive_stored(
 def other_times(store: Repository, sweep: StoredSweep) -> OtherTimes | None:
     """Return what the newest ended sweep measured that is alike but for until when it timed; None without.
 
-    Alike: seam, problem, target and fingerprint, and but for seed and `until` the same protocol.
+    Alike: seam, problem, target and fingerprint, protocol version, L2 state, PDL and unrolled launches; how
+    many rounds there were, in which order and of which candidates may differ. Its probes are left out: two
+    candidates alone would stand there for all.
     """
 
     def kind(record: SweepRecord) -> tuple[object, ...]:
@@ -79,7 +81,7 @@ def other_times(store: Repository, sweep: StoredSweep) -> OtherTimes | None:
     for other in store.sweeps():
         now, ended = until_of(other.record.protocol), other.state in ENDED
         if ended and now != until and kind(other.record) == kind(sweep.record):
-            return OtherTimes.of(other.id, now, store.trials(other.id))
+            return OtherTimes.of(other.id, now, other.record.without_probes(store.trials(other.id)))
     return None
 
 

@@ -107,8 +107,9 @@ def of_kind(
     if wanted and not found:
         others = ", ".join(sorted({table.until for table in wanted}))
         raise TableError(
-            f"{where}{no_table(seam, problem_digest)} that was tuned until {until}, only until {others}: "
-            f"other numbers, which do not stand for these; ask with until {others}, or sweep until {until}"
+            f"{where}{no_table(seam, problem_digest)} that was tuned until {until}, only until {others}, "
+            f"whose times are others; take that one by --until {others} (until={others!r} in Python), "
+            f"or tune one by `mhctune sweep --until {until}`"
         )
     if not found:
         raise TableError(f"{where}{no_table(seam, problem_digest)}; {advice()}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import shutil
 import signal
 import sqlite3
@@ -178,9 +179,11 @@ def test_the_time_to_the_layer_input_stands_beside_the_whole_and_never_for_it(
     assert released["other_us"] < released["latency_us"]
     shown = mhctune(tmp_path, "explain", "--tokens", "2").out
     (heads,) = [line.split() for line in shown.splitlines() if line.startswith("arm ")]
-    assert heads == ["arm", "config", "us", "end", "us", "input", "regret", "lower", "upper"]
+    assert heads == ["arm", "config", *"us to end us to input".split(), "regret", "lower", "upper"]
     assert "timed to the end of the last launch" in shown
-    assert "sweep 1 timed to the layer input; launches after it are not in it" in " ".join(shown.split())
+    words = " ".join(shown.split())
+    assert "us to input: by sweep 1, timed to the layer input; launches after it are not in it" in words
+    assert re.search(r"least us to input: [\d.]+, released\(.*\); regret and limits are of us to end ", words)
     assert mhctune(tmp_path, "check", "--no-measure").code == 0
     differ = mhctune(tmp_path, "diff", "mhctune.db", "mhctune.db")
     assert (differ.code, differ.out.count("every token count is answered alike")) == (0, 2)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 
 from mhctune.autotuner import cuda_bench
 from mhctune.autotuner.bench import HostBench, fewest_bytes
@@ -14,8 +16,10 @@ from mhctune.autotuner.cuda_bench import CudaBench
 from mhctune.autotuner.planner import plan_sweep
 from mhctune.autotuner.protocol import Protocol
 from mhctune.autotuner.records import Cell, Failure, FailureKind, Footprint
+from mhctune.configs import options
 from mhctune.configs.errors import ConfigError
 from mhctune.configs.loader import load_gpu
+from mhctune.configs.schema import Sweep
 from mhctune.db.checks import kind_of, other_problem
 from mhctune.db.export import export
 from mhctune.db.here import load_measured
@@ -30,7 +34,7 @@ from mhctune.kernels.post_pre_delayed import PostPreDelayed
 from mhctune.kernels.registry import SEAMS
 from mhctune.kernels.seam import Arm, Launch, Problem, Tensors
 from mhctune.kernels.space import Candidate, Config
-from mhctune.kernels.until import END, LAYER_INPUT, brief, told, until_of
+from mhctune.kernels.until import END, LAYER_INPUT, UNTIL, brief, told, until_of
 
 SEAM, PROBLEM = SEAMS["post_pre_delayed"], Problem(hidden_size=256)
 CELL = Cell("post_pre_delayed", PROBLEM, 3)
@@ -97,11 +101,38 @@ def test_an_arm_that_releases_nothing_is_complete_at_its_end() -> None:
         expected = 1 if arm.name == "released" else launches
         assert arm.launches_until(PROBLEM, CONFIG, LAYER_INPUT) == expected
         assert arm.launches_until(PROBLEM, CONFIG, "next_pre_mix") == launches
-    for arm in SEAM.arms("cuda"):
-        config = arm.preferred
-        assert all(
-            1 <= at <= len(arm.variants(PROBLEM, config)) for at in arm.releases(PROBLEM, config).values()
-        )
+
+
+@pytest.mark.parametrize("target", ["c", "cuda"])
+@pytest.mark.parametrize("aux", [False, True])
+def test_what_an_arm_releases_no_later_launch_is_given_to_write(target: str, aux: bool) -> None:
+    problem = replace(PROBLEM, hidden_size=1024, aux=aux)
+    released = {"residual_out", "layer_input", *(("aux",) if aux else ())}
+    for arm in SEAM.arms(target):
+        if aux and not getattr(arm, "writes_aux", False):
+            continue
+        config = CONFIG if target == "c" else arm.preferred
+        launches = len(arm.variants(problem, config))
+        given: list[set[str]] = []
+        views = OutputBuffers(arm.plan(problem, config, 3), "cpu").bind(3)
+        places = {view.data_ptr(): name for name, view in views.items()}
+
+        def record(*arguments: object, into: list[set[str]] = given, at: dict[int, str] = places) -> None:
+            tensors = (a for a in arguments if isinstance(a, torch.Tensor))
+            into.append({at[t.data_ptr()] for t in tensors if t.data_ptr() in at})
+
+        inputs = SEAM.inputs(problem, 3, 1, "cpu")
+        arm.bind_until(problem, config, [record] * launches, END)(inputs, views)
+        assert len(given) == launches, arm.name
+        expected = dict.fromkeys(released, 1) if arm.name == "released" else {}
+        assert arm.releases(problem, config) == expected, arm.name
+        if expected:
+            assert released <= given[0], arm.name
+            # The streams are projected, which reads them; nothing else that is released comes again.
+            assert set().union(*given[1:]) & released == {"residual_out"}, arm.name
+        given.clear()
+        arm.bind_until(problem, config, [record] * launches, LAYER_INPUT)(inputs, views)
+        assert len(given) == (1 if expected else launches), arm.name
 
 
 @pytest.mark.parametrize("aux", [False, True])
@@ -255,6 +286,27 @@ def test_a_launch_is_timed_between_kernels_of_nobodys_which_do_not_count(
     assert bench.sample(candidate(Released()), 0, 0, 40) == pytest.approx(3.0)
 
 
+def test_the_kernel_of_nobodys_is_timed_in_each_cell_anew(
+    cuda: Callable[[Arm], CudaBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm, cost, ran = Released(), [0.5], [0.0]
+    bench = cuda(arm)
+    apart = bench._launch_apart
+
+    def launch_apart() -> None:
+        ran[0] += cost[0]
+        apart()
+
+    monkeypatch.setattr(bench, "_launch_apart", launch_apart)
+    monkeypatch.setattr(Launches, "clock", lambda self: ran[0])
+    for us in (0.5, 0.75):  # the GPU's clocks fell between the cells
+        cost[0] = us
+        assert isinstance(bench.prepare(candidate(arm)), Footprint)
+        assert bench.sample(candidate(arm), 0, 0, 40) == pytest.approx(0.0)
+        bench.leave()
+        bench.enter(CELL, 8)
+
+
 @pytest.mark.parametrize(("arm", "said"), LIES)
 def test_a_lie_is_found_before_a_graph_is_captured(
     cuda: Callable[[Arm], CudaBench], arm: Arm, said: str
@@ -292,6 +344,14 @@ def test_until_is_of_the_protocol_and_older_ones_timed_to_the_end() -> None:
     assert (brief(LAYER_INPUT), told(END)) == ("to the layer input", "to the end of the last launch")
 
 
+def test_a_sweep_file_and_the_command_line_take_every_moment_that_is_timed() -> None:
+    # Spelled out where they are: `configs` is below the floor that names them.
+    assert get_args(Sweep.model_fields["until"].annotation) == UNTIL
+    assert get_args(get_args(options.TableUntil)[0]) == UNTIL
+    given, nothing = get_args(get_args(options.Until)[0])
+    assert (get_args(given), nothing) == (UNTIL, type(None))
+
+
 def test_a_sweep_until_the_layer_input_is_another_sweep() -> None:
     end, early = plan_sweep(CPU, "quick"), plan_sweep(CPU, "quick", until=LAYER_INPUT)
     assert end.record().digest != early.record().digest
@@ -315,7 +375,11 @@ def test_a_table_until_the_layer_input_is_only_had_by_asking(
     assert paths[0] != paths[1]  # they may lie side by side
     assert [export(table, "json", tmp_path) for table in (end, early)] == paths
     assert load_table(paths[0]).digest == end.digest
-    with pytest.raises(TableError, match="tuned until end, only until layer_input"):
+    with pytest.raises(
+        TableError,
+        match=r"tuned until end, only until layer_input, .*--until layer_input "
+        r"\(until='layer_input' in Python\), or tune one by `mhctune sweep --until end`",
+    ):
         load_table(paths[1])
     with pytest.raises(TableError, match="tuned until layer_input, only until end"):
         load_table(paths[0], until=LAYER_INPUT)
