@@ -55,8 +55,9 @@ _fitting: set[tuple[str, str, Problem, str]] = set()
 def serve(table: DispatchTable, *, until: str = END) -> str:
     """Register a table under its digest and return the digest; registering it again changes nothing.
 
-    Ops launch the whole seam. A runtime that begins the sublayer on the layer input, before the launches
-    behind it have ended, may ask for a table that was tuned `until` the layer input.
+    Ops launch the whole seam on one stream. A runtime that binds an arm's kernels itself (`Arm.bind_until`)
+    and begins the sublayer before the launches behind the layer input may ask for a table that was tuned
+    `until` then.
 
     Raises:
         TableError: the table was tuned until another moment; or its seam, an arm or a config is unknown or

@@ -14,7 +14,7 @@ UNTIL = (END, LAYER_INPUT)
 """What a sweep may time a launch to."""
 
 _BRIEF = {END: "to the end", LAYER_INPUT: "to the layer input"}
-_MEANING = {END: " of the last launch", LAYER_INPUT: "; launches after it are not in it"}
+_MEANING = {END: " of the last launch", LAYER_INPUT: "; launches behind it are not counted"}
 
 
 def until_of(protocol: object) -> str:

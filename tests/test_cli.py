@@ -148,7 +148,7 @@ def test_the_time_to_the_layer_input_stands_beside_the_whole_and_never_for_it(
     (tmp_path / "early.toml").write_text(EARLY)
     early = mhctune(tmp_path, "sweep", "--sweep", "early.toml")
     assert early.code == 0, early.said
-    assert "timed to the layer input; launches after it are not in it" in early.out
+    assert "timed to the layer input; launches behind it are not counted" in early.out
     alone = mhctune(tmp_path, "explain", "--tokens", "2", "--json").json
     assert (alone["until"], alone["other"]) == ("layer_input", None)
     refused = mhctune(tmp_path, "lookup", "2")
@@ -182,7 +182,7 @@ def test_the_time_to_the_layer_input_stands_beside_the_whole_and_never_for_it(
     assert heads == ["arm", "config", *"us to end us to input".split(), "regret", "lower", "upper"]
     assert "timed to the end of the last launch" in shown
     words = " ".join(shown.split())
-    assert "us to input: by sweep 1, timed to the layer input; launches after it are not in it" in words
+    assert "us to input: by sweep 1, timed to the layer input; launches behind it are not counted" in words
     assert re.search(r"least us to input: [\d.]+, released\(.*\); regret and limits are of us to end ", words)
     assert mhctune(tmp_path, "check", "--no-measure").code == 0
     differ = mhctune(tmp_path, "diff", "mhctune.db", "mhctune.db")

@@ -107,6 +107,19 @@ def test_the_generated_code_computes_the_seam(
         assert all(one.equal(other) for one, other in zip(*found, strict=True)), tokens
 
 
+def test_one_lane_for_coefficients_needs_a_second_warp_and_a_delayed_layer_input() -> None:
+    """With 32 threads nobody would write pre and post."""
+    for name, config, refused in (
+        ("post_pre_delayed", {**WS, "epilogue_thr": 32}, True),
+        ("post_pre_delayed", {**WS, "epilogue_thr": 64}, False),
+        ("post_pre_delayed", {**WS, "epilogue_thr": 32, "mix_lanes": 32}, False),
+        ("post_pre", {k: v for k, v in WS.items() if k != "collapse"}, True),
+    ):
+        seam = SEAMS[name]
+        space = seam.arm("cuda", "fused_ws").space(seam.canonical(Problem(HIDDEN)))
+        assert any("mix_lanes" in why for why in space.refusals(config)) == refused, (name, config)
+
+
 def without(text: str) -> Callable[[str], str]:
     """Take one statement out of a kernel's source."""
 

@@ -17,7 +17,8 @@ def epilogue_many(
     """Build the epilogue of a delayed layer input, its first programs for coefficients, the others for rows.
 
     In `epilogue` all lanes of two warps compute a token's coefficients, which is the shortest chain, and keep
-    its SM's slots for that long; here a lane does, with a thirtieth of the instructions. Arguments as there.
+    its SM's slots for that long; here a lane does, with a thirtieth of the instructions. Arguments as there;
+    `n_thr` is 64 or more: a warp has comb, another pre and post.
     """
     num_tokens = T.dynamic("num_tokens")
     steps = hidden_size // (n_thr * vec)

@@ -192,9 +192,13 @@ class FusedWs(_Fused):
                 ),
                 Constraint("cache {cache} must be 0, 1 or 2", lambda c: c["cache"] in (0, 1, 2)),
                 Constraint(
-                    "mix_lanes {mix_lanes} must be 32, or 1 where the layer input is delayed: the collapse "
-                    "would wait for one lane",
-                    lambda c: c["mix_lanes"] == 32 or (c["mix_lanes"] == 1 and problem.delayed),
+                    "mix_lanes {mix_lanes} must be 32, or 1 where the layer input is delayed (else the "
+                    "collapse waits for one lane) and epilogue_thr {epilogue_thr} is 64 or more: a warp has "
+                    "comb, one pre and post",
+                    lambda c: (
+                        c["mix_lanes"] == 32
+                        or (c["mix_lanes"] == 1 and problem.delayed and c["epilogue_thr"] >= 64)
+                    ),
                 ),
                 *self._epilogue_rules(problem),
             ),
