@@ -25,6 +25,7 @@ EARLY = {"epilogue_thr": 128, "collapse": 1}
 
 WS = {"n_splits": 4, "cache": 2, "mix_lanes": 1} | EARLY
 FUSED = {"tile_n": 12, "n_splits": 2, "n_thr": 64, "vec": 8, "block_m": 2, "ahead": 2} | EARLY
+RELEASED = {"n_splits": 16, "block_k": 64, "epilogue_thr": 128}
 WAYS = (
     # Beside every arm as it is served without a table: the other ways through its kernels.
     Candidate.of("fused", FUSED),
@@ -35,8 +36,6 @@ WAYS = (
     Candidate.of("fused_ws", {**WS, "cache": 0, "collapse": 0}),
     Candidate.of("unfused_mma", {"n_splits": 32, "block_k": 128} | EARLY),
 )
-FLAGGED = ("fused", "fused_ws", "released")
-"""Arms whose kernels together write, carry and norm all that a problem may ask for."""
 
 
 def served(seam: Seam) -> Iterator[Any]:
@@ -49,13 +48,15 @@ def served(seam: Seam) -> Iterator[Any]:
 
 
 def flagged(seam: Seam) -> Iterator[Any]:
-    for flag, value in (("aux", True), ("carried", False), ("norm", False)):
-        problem = Problem(HIDDEN, **{flag: value})
-        for name in FLAGGED:
-            config = dict(WS if name == "fused_ws" else seam.arm("cuda", name).preferred)
-            if flag == "carried":
-                config |= {"collapse": 0} if "collapse" in config else {}
-            yield pytest.param(seam, problem, Candidate.of(name, config), id=f"{name}-{flag}")
+    """What a problem may ask for or leave out, by arms whose kernels together do all of it."""
+    bare, entry = Problem(HIDDEN, aux=True, norm=False), Problem(HIDDEN, carried=False)
+    late = {**WS, "collapse": 0}
+    for problem, name, config in (
+        (bare, "fused", FUSED), (bare, "fused_ws", WS), (bare, "released", RELEASED),
+        (entry, "fused_ws", late), (entry, "released", RELEASED),
+    ):  # fmt: skip
+        flags = "aux-no-norm" if problem.aux else "no-pre-mix"
+        yield pytest.param(seam, problem, Candidate.of(name, config), id=f"{name}-{flags}")
 
 
 def cases() -> Iterator[Any]:
@@ -80,9 +81,11 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant], OnH
     return make
 
 
-def token_counts(arm: str) -> tuple[int, int]:
+def token_counts(candidate: Candidate) -> tuple[int, int]:
     """One, and one that leaves the last program rows to leave alone: a tile of the tensor cores has 64."""
-    return 1, 65 if arm in ("fused_mma", "fused_ws", "unfused_mma") else 3
+    if candidate.arm in ("fused_mma", "fused_ws", "unfused_mma"):
+        return 1, candidate.config.get("block_m", 64) + 1
+    return 1, 3
 
 
 @pytest.mark.parametrize(("seam", "problem", "candidate"), list(cases()))
@@ -93,7 +96,7 @@ def test_the_generated_code_computes_the_seam(
     arm, config = seam.arm("cuda", candidate.arm), candidate.config
     assert arm.space(problem).refusals(config) == ()
     kernels = [on_host(variant) for variant in arm.variants(problem, config)]
-    for at, tokens in enumerate(token_counts(candidate.arm)):
+    for at, tokens in enumerate(token_counts(candidate)):
         inputs = seam.inputs(problem, tokens, seed + at, "cpu", seam.regimes[at % len(seam.regimes)])
         found = []
         for backwards in (False, True):

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <setjmp.h>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -56,15 +57,25 @@ static dim3 threadIdx, blockIdx;
 namespace host {
 static uchar memory[232448] __attribute__((aligned(1024)));
 const size_t STACK = 1 << 16;
-struct Fiber { ucontext_t context; std::vector<char> stack; bool over; uint32_t sent[6]; };
+struct Fiber { ucontext_t begin; jmp_buf here; std::vector<char> stack; bool begun, over; uint32_t sent[6]; };
 struct Barrier { unsigned arrived = 0, generation = 0; };
 typedef std::pair<int, unsigned> Place;  // where in the source, or which named barrier, and whose: a warp's
 static std::vector<Fiber> fibers;
 static std::map<Place, Barrier> barriers;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static unsigned current, moved;
 static void (*body)();
 
+// Let the next thread run. A context begins a thread; jumps go on with it, without a system call each.
+static void yield() {
+  if (!_setjmp(fibers[current].here)) _longjmp(scheduler, 1);
+}
+static void resume(Fiber &fiber) {
+  if (_setjmp(scheduler)) return;
+  if (fiber.begun) _longjmp(fiber.here, 1);
+  fiber.begun = true;
+  setcontext(&fiber.begin);
+}
 // Wait until `count` threads have come to a place.
 static void meet(Place place, unsigned count) {
   Barrier &barrier = barriers[place];
@@ -74,14 +85,13 @@ static void meet(Place place, unsigned count) {
     ++moved;
     return;
   }
-  for (unsigned before = barrier.generation; barrier.generation == before;)
-    swapcontext(&fibers[current].context, &scheduler);
+  for (unsigned before = barrier.generation; barrier.generation == before;) yield();
 }
 static void enter() {
   body();
   fibers[current].over = true;
   ++moved;
-  swapcontext(&fibers[current].context, &scheduler);
+  yield();
 }
 // Return how many threads wait for ever.
 static unsigned run_block(unsigned threads, bool backwards) {
@@ -90,12 +100,12 @@ static unsigned run_block(unsigned threads, bool backwards) {
   std::memset(memory, 0xA5, sizeof memory);
   for (auto &fiber : fibers) {
     fiber.stack.resize(STACK);
-    fiber.over = false;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, enter, 0);
+    fiber.begun = fiber.over = false;
+    getcontext(&fiber.begin);
+    fiber.begin.uc_stack.ss_sp = fiber.stack.data();
+    fiber.begin.uc_stack.ss_size = STACK;
+    fiber.begin.uc_link = nullptr;
+    makecontext(&fiber.begin, enter, 0);
   }
   for (unsigned left = threads; left;) {
     moved = left = 0;
@@ -103,7 +113,7 @@ static unsigned run_block(unsigned threads, bool backwards) {
       current = backwards ? threads - 1 - i : i;
       if (fibers[current].over) continue;
       threadIdx = {current, 0, 0};
-      swapcontext(&scheduler, &fibers[current].context);
+      resume(fibers[current]);
       left += !fibers[current].over;
     }
     if (left && !moved) return left;
