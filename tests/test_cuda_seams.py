@@ -39,8 +39,11 @@ WAYS = (
 
 
 def served(seam: Seam) -> Iterator[Any]:
+    """Every arm of the delayed seam; of the others those whose kernels are not its tensor cores' again."""
     problem = seam.canonical(Problem(HIDDEN))
     for arm in seam.arms("cuda"):
+        if arm.name.endswith(("_mma", "_ws")) and seam.name in ("post_pre", "pre", "pre_delayed"):
+            continue
         space = arm.space(problem)
         fits = not space.refusals(arm.preferred)
         candidate = Candidate.of(arm.name, arm.preferred) if fits else next(space.legal())
@@ -99,7 +102,7 @@ def test_the_generated_code_computes_the_seam(
     for at, tokens in enumerate(token_counts(candidate)):
         inputs = seam.inputs(problem, tokens, seed + at, "cpu", seam.regimes[at % len(seam.regimes)])
         found = []
-        for backwards in (False, True):
+        for backwards in (False, True) if tokens > 1 else (True,):
             buffers = OutputBuffers(arm.plan(problem, config, tokens), "cpu")
             buffers.poison()
             views = buffers.bind(tokens)
@@ -107,7 +110,7 @@ def test_the_generated_code_computes_the_seam(
             found.append(buffers.storages())
         deviations = seam.check(problem, inputs, views)
         assert all(d.ok for d in deviations), (tokens, [str(d) for d in deviations])
-        assert all(one.equal(other) for one, other in zip(*found, strict=True)), tokens
+        assert all(one.equal(other) for one, other in zip(found[0], found[-1], strict=True)), tokens
 
 
 def test_one_lane_for_coefficients_needs_a_second_warp_and_a_delayed_layer_input() -> None:
