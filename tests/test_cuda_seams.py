@@ -29,7 +29,6 @@ RELEASED = {"n_splits": 16, "block_k": 64, "epilogue_thr": 128}
 WAYS = (
     # Beside every arm as it is served without a table: the other ways through its kernels.
     Candidate.of("fused", FUSED),
-    Candidate.of("fused_mma", {"n_splits": 8, "block_h": 64, "block_m": 64, "n_thr": 256} | EARLY),
     Candidate.of("fused_mma", {"n_splits": 32, "block_h": 32, "block_m": 16, "n_thr": 128} | EARLY),
     Candidate.of("fused_mma", {"n_splits": 8, "block_h": 128, "block_m": 32, "n_thr": 128} | EARLY),
     Candidate.of("fused_ws", WS),
@@ -55,8 +54,7 @@ def flagged(seam: Seam) -> Iterator[Any]:
     bare, entry = Problem(HIDDEN, aux=True, norm=False), Problem(HIDDEN, carried=False)
     late = {**WS, "collapse": 0}
     for problem, name, config in (
-        (bare, "fused", FUSED), (bare, "fused_ws", WS), (bare, "released", RELEASED),
-        (entry, "fused_ws", late), (entry, "released", RELEASED),
+        (bare, "fused_ws", WS), (bare, "released", RELEASED), (entry, "fused_ws", late),
     ):  # fmt: skip
         flags = "aux-no-norm" if problem.aux else "no-pre-mix"
         yield pytest.param(seam, problem, Candidate.of(name, config), id=f"{name}-{flags}")
