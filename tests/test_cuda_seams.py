@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_on_host import OnHost  # type: ignore[import-not-found]
+from cuda_on_host import OnHost, once  # type: ignore[import-not-found]
 
 from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.registry import SEAMS
@@ -72,14 +72,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant], OnHost]:
-    folder, known = tmp_path_factory.mktemp("on_host"), dict[Variant, OnHost]()
-
-    def make(variant: Variant) -> OnHost:
-        if variant not in known:
-            known[variant] = OnHost(variant, Path(folder))
-        return known[variant]
-
-    return make
+    return once(tmp_path_factory.mktemp("on_host"))
 
 
 def token_counts(candidate: Candidate) -> tuple[int, int]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_on_host import OnHost  # type: ignore[import-not-found]
+from cuda_on_host import OnHost, once  # type: ignore[import-not-found]
 
 from mhctune.kernels.buffers import OutputBuffers
 from mhctune.kernels.cuda.topk_arms import ARMS
@@ -35,14 +34,7 @@ def problem_of(top_k: int, ranks: int = 1, interleave: int = 1) -> Problem:
 
 @pytest.fixture(scope="module")
 def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant], OnHost]:
-    folder, known = tmp_path_factory.mktemp("on_host"), dict[Variant, OnHost]()
-
-    def make(variant: Variant) -> OnHost:
-        if variant not in known:
-            known[variant] = OnHost(variant, Path(folder))
-        return known[variant]
-
-    return make
+    return once(tmp_path_factory.mktemp("on_host"))
 
 
 @pytest.mark.parametrize(("arm", "config", "top_k", "ranks", "interleave"), CASES)

@@ -7,6 +7,7 @@ that a missing barrier, or a result that depends on the order of threads, shows.
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import shutil
 import struct
@@ -113,3 +114,13 @@ class OnHost:
 
         tvm.tirx.stmt_functor.post_order_visit(self._program.body, visit)
         return extents["blockIdx.x"], extents["blockIdx.y"], extents["blockIdx.z"]
+
+
+def once(folder: Path) -> Callable[[Variant], OnHost]:
+    """Return what makes kernels in a folder, each once."""
+
+    @functools.cache
+    def make(variant: Variant) -> OnHost:
+        return OnHost(variant, folder)
+
+    return make
