@@ -23,17 +23,19 @@ HIDDEN = 1024
 EARLY = {"epilogue_thr": 128, "collapse": 1}
 
 
-WS = {"n_splits": 4, "cache": 2, "mix_lanes": 1} | EARLY
+WS = {"n_splits": 4, "cache": 2, "mix_lanes": 1, "early_next": 0} | EARLY
+MMA = {"n_thr": 128, "early_next": 1} | EARLY
 FUSED = {"tile_n": 12, "n_splits": 2, "n_thr": 64, "vec": 8, "block_m": 2, "ahead": 2} | EARLY
 RELEASED = {"n_splits": 16, "block_k": 64, "epilogue_thr": 128}
+UNFUSED = {"n_splits": 32, "block_k": 128} | EARLY
 WAYS = (
     # Beside every arm as it is served without a table: the other ways through its kernels.
     Candidate.of("fused", FUSED),
-    Candidate.of("fused_mma", {"n_splits": 32, "block_h": 32, "block_m": 16, "n_thr": 128} | EARLY),
-    Candidate.of("fused_mma", {"n_splits": 8, "block_h": 128, "block_m": 32, "n_thr": 128} | EARLY),
+    Candidate.of("fused_mma", {**MMA, "n_splits": 32, "block_h": 32, "block_m": 16}),
+    Candidate.of("fused_mma", {**MMA, "n_splits": 8, "block_h": 128, "block_m": 32, "early_next": 0}),
     Candidate.of("fused_ws", WS),
     Candidate.of("fused_ws", {**WS, "cache": 0, "collapse": 0}),
-    Candidate.of("unfused_mma", {"n_splits": 32, "block_k": 128} | EARLY),
+    Candidate.of("unfused_mma", UNFUSED),
 )
 
 
@@ -102,6 +104,23 @@ def test_the_generated_code_computes_the_seam(
         deviations = seam.check(problem, inputs, views)
         assert all(d.ok for d in deviations), (tokens, [str(d) for d in deviations])
         assert all(one.equal(other) for one, other in zip(found[0], found[-1], strict=True)), tokens
+        if released := arm.releases(problem, config):
+            first = OutputBuffers(arm.plan(problem, config, tokens), "cpu")
+            first.poison()
+            early = first.bind(tokens)
+            arm.bind_until(problem, config, kernels, "layer_input")(inputs, early)
+            assert all(early[name].equal(views[name]) for name in released), tokens
+
+
+def test_who_releases_the_layer_input_early_says_so() -> None:
+    seam, bare = SEAMS["post_pre_delayed"], Problem(HIDDEN, aux=True, norm=False)
+    late = {**WS, "collapse": 0}
+    for name, problem, config, known in (
+        ("released", Problem(HIDDEN), RELEASED, True), ("fused_ws", Problem(HIDDEN), WS, False),
+        ("fused_ws", bare, WS, True), ("fused_ws", bare, late, False), ("unfused_mma", bare, UNFUSED, True),
+    ):  # fmt: skip
+        released = seam.arm("cuda", name).releases(problem, config)
+        assert ("layer_input" in released) == known, (name, config)
 
 
 def test_one_lane_for_coefficients_needs_a_second_warp_and_a_delayed_layer_input() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mhctune.kernels import forms
@@ -23,6 +23,10 @@ COLLAPSE = Tunable(
 MIX_LANES = Tunable(
     "mix_lanes", (1, 32), "lanes that compute a token's coefficients: 32 for few tokens, 1 for many"
 )
+EARLY_NEXT = Tunable(
+    "early_next", (0, 1), "1: the next kernel may begin while the epilogue runs; 0: up to 16 tokens only"
+)
+EARLY_RULE = Constraint("early_next {early_next} must be 0 or 1", lambda c: c["early_next"] in (0, 1))
 TILE = ("tile_n", "n_splits", "n_thr", "vec", "block_m")
 
 
@@ -30,7 +34,7 @@ def thread_rule(hidden_size: int) -> Constraint:
     """Return the rule of an epilogue whose `epilogue_thr` threads hold a token, 8 elements each at a time."""
     return Constraint(
         f"hidden {hidden_size} is not a multiple of 8 x epilogue_thr {{epilogue_thr}}, or that is no "
-        "multiple of 32 up to 960 (two warps of 1024 threads are the coefficients')",
+        "multiple of 32 up to 960 (where coefficients are computed beside, two warps of 1024 are theirs)",
         lambda c: (
             c["epilogue_thr"] % 32 == 0
             and 0 < c["epilogue_thr"] <= 960
@@ -79,7 +83,7 @@ class CudaArm(PostPreArm):
     writes_aux = True
     _shared_sources = (
         "forms.py", "tensors.py", "post_pre_arm.py", "cuda/arm.py", "cuda/post.py", "cuda/reduction.py",
-        "cuda/mixes.py", "cuda/sinkhorn.py", "cuda/epilogue.py",
+        "cuda/mixes.py", "cuda/sinkhorn.py", "cuda/row.py", "cuda/epilogue.py",
     )  # fmt: skip
 
     def __init__(self, form: Form = forms.POST_PRE_DELAYED) -> None:
@@ -98,6 +102,12 @@ class CudaArm(PostPreArm):
     def _epilogue_rules(self, problem: Problem) -> tuple[Constraint, ...]:
         threads = thread_rule(problem.hidden_size)
         return (threads, collapse_rule(problem)) if self._early else (threads,)
+
+    def releases(self, problem: Problem, config: Config) -> Mapping[str, int]:
+        """Return what the first launch completes: all it writes, where it collapses and nothing is normed."""
+        if problem.norm or not config.get("collapse"):
+            return {}
+        return dict.fromkeys(("residual_out", "layer_input", *(("aux",) if problem.aux else ())), 1)
 
     def _preferred(self, **config: int) -> Config:
         """Return a config as served without a table, with the epilogue's own tunables."""
@@ -121,6 +131,8 @@ class CudaArm(PostPreArm):
 
     def _epilogue(self, problem: Problem, config: Config) -> Variant:
         flags = {"broadcast": 1} if self.form.broadcast else {}
+        if config.get("early_next"):
+            flags["early_next"] = 1
         if not problem.delayed:
             flags["delayed"] = 0
         return Variant.of(

@@ -4,10 +4,11 @@ import tilelang.language as T
 from tvm.tirx import PrimFunc
 
 from mhctune.kernels.cuda.mixes import add_partials, load_terms, pick, sigmoid, store_coefficients
+from mhctune.kernels.cuda.row import collapse_row, load_norm_weights
 
 EARLY_NEXT = 16
-"""Tokens up to which the next kernel may begin while this one runs: 0.1 to 0.4 us less on an H200 where that
-is a kernel of ours; from 32 on its programs take the place of those that work (0.2 to 0.7 us more)."""
+"""Tokens up to which the next kernel may always begin while this one runs: 0.1 to 0.4 us less on an H200
+where that is a kernel of ours. From 32 on it depends on the programs of both: 0.8 us less to 0.7 more."""
 
 
 def epilogue(
@@ -21,6 +22,7 @@ def epilogue(
     vec: int,
     delayed: int = 1,
     broadcast: int = 0,
+    early_next: int = 0,
 ) -> PrimFunc:
     """Build the epilogue: a program a token, `n_thr` threads that collapse and two warps for coefficients.
 
@@ -41,12 +43,12 @@ def epilogue(
         delayed: V4.1: store the next pre-mix, and square the rounded collapse in the norm. Otherwise V4:
             collapse with the pre-mix just computed, store none, and square the unrounded collapse.
         broadcast: `residual` [T, 1, H] holds what all streams are equal to; store the streams in `streams`.
+        early_next: let the next kernel begin early at any number of tokens.
 
     What a flag leaves out is neither read nor written: its slot may hold any tensor of its shape.
     """
     num_tokens = T.dynamic("num_tokens")
     steps = hidden_size // (n_thr * vec)
-    warps = n_thr // 32
     n_streams = 1 if broadcast else 4
     mixed = (carried or not delayed) and not collapsed
 
@@ -72,26 +74,23 @@ def epilogue(
     ):
         with T.Kernel(num_tokens, threads=n_thr + 64) as token:
             thread = T.get_thread_binding()
-            squares = T.alloc_shared((warps,), "float32")
+            squares = T.alloc_shared((n_thr // 32,), "float32")
             own_mix = T.alloc_shared((4,), "float32")
-            row = T.alloc_local((steps, vec), "float32")
-            stored = T.alloc_local((4, vec), "bfloat16")
-            rounded = T.alloc_local((vec,), "bfloat16")
             weights = T.alloc_local((steps, vec), "bfloat16")
             mix_in = T.alloc_local((4,), "float32")
-            scalar = T.alloc_local((1,), "float32")
             quad = T.alloc_local((1,), "int32")
             factor = T.alloc_local((1,), "float32")
             shifts = T.alloc_local((4,), "float32")
             sums = T.alloc_local((4,), "float32")
             # All programs run by now, and leave the other SMs idle: what is launched next may begin there.
-            if num_tokens <= EARLY_NEXT:
+            if early_next:
                 T.pdl_trigger()
+            else:
+                if num_tokens <= EARLY_NEXT:
+                    T.pdl_trigger()
             if thread < n_thr:
                 if norm:
-                    for step in T.unroll(steps):
-                        for v in T.vectorized(vec):
-                            weights[step, v] = norm_weight[(step * n_thr + thread) * vec + v]
+                    load_norm_weights(norm_weight, weights, thread, steps, n_thr, vec)
                 T.pdl_sync()
             else:
                 load_terms(scale, base, quad, factor, shifts, thread < n_thr + 32, thread % 32)
@@ -116,61 +115,10 @@ def epilogue(
                     else:
                         for j in T.unroll(4):
                             mix_in[j] = own_mix[j]
-                scalar[0] = T.float32(0)
-                for step in T.unroll(steps):
-                    first = (step * n_thr + thread) * vec
-                    if collapsed:
-                        for v in T.vectorized(vec):
-                            rounded[v] = layer_input[token, first + v]
-                    else:
-                        for j in T.unroll(n_streams if mixed else 1):
-                            for v in T.vectorized(vec):
-                                stored[j, v] = residual[token, j, first + v]
-                        if broadcast:
-                            for j in T.unroll(4):
-                                for v in T.vectorized(vec):
-                                    streams[token, j, first + v] = stored[0, v]
-                        if mixed:
-                            for v in T.unroll(vec):
-                                row[step, v] = mix_in[0] * T.cast(stored[0, v], "float32")
-                                for j in T.unroll(3):
-                                    row[step, v] = T.ieee_fmaf(
-                                        mix_in[j + 1],
-                                        T.cast(stored[0 if broadcast else j + 1, v], "float32"),
-                                        row[step, v],
-                                        "rn",
-                                    )
-                            for v in T.vectorized(vec):
-                                rounded[v] = T.cast(row[step, v], "bfloat16")
-                        else:
-                            for v in T.unroll(vec):
-                                rounded[v] = stored[0, v]
-                    if norm:
-                        for v in T.unroll(vec):
-                            if delayed:
-                                row[step, v] = T.cast(rounded[v], "float32")
-                            scalar[0] = T.ieee_fmaf(row[step, v], row[step, v], scalar[0], "rn")
-                            if not delayed:
-                                row[step, v] = T.cast(rounded[v], "float32")
-                    elif not collapsed:
-                        for v in T.vectorized(vec):
-                            layer_input[token, first + v] = rounded[v]
-                if norm:
-                    scalar[0] = T.warp_reduce_sum(scalar[0])
-                    if thread % 32 == 0:
-                        squares[thread // 32] = scalar[0]
-                    T.sync_threads(1, n_thr)
-                    scalar[0] = T.float32(0)
-                    for warp in T.unroll(warps):
-                        scalar[0] = scalar[0] + squares[warp]
-                    scalar[0] = T.rsqrt(scalar[0] * T.float32(1 / hidden_size) + norm_eps)
-                    for step in T.unroll(steps):
-                        for v in T.unroll(vec):
-                            row[step, v] = row[step, v] * scalar[0] * T.cast(weights[step, v], "float32")
-                        for v in T.vectorized(vec):
-                            rounded[v] = T.cast(row[step, v], "bfloat16")
-                        for v in T.vectorized(vec):
-                            layer_input[token, (step * n_thr + thread) * vec + v] = rounded[v]
+                collapse_row(
+                    residual, streams, mix_in, weights, squares, layer_input, token, thread, hidden_size,
+                    n_thr, vec, mixed, norm, collapsed, norm_eps, delayed, broadcast,
+                )  # fmt: skip
             else:
                 if delayed:
                     add_partials(

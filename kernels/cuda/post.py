@@ -49,24 +49,30 @@ def load_streams(x, residual, new_x, old, part, token, first, vec):
 
 
 @T.macro
-def combine_streams(new_x, old, coefficients, streams, values, part, row, vec):
-    """Compute `vec` elements of one token's four new streams, as bf16 and as the float32 of that bf16.
+def mix_stream(new_x, old, coefficients, exact, part, row, j, vec):
+    """Compute `vec` elements of one token's new stream j in float32, not yet rounded.
 
-    R'_j = post_j * x + sum_i comb[i, j] * R_i in float32, in this order, by explicit fused multiply-adds:
-    the compiler may not contract them otherwise, and every arm calls this macro, which is what makes their
-    stored streams bit-identical.
+    R'_j = post_j * x + sum_i comb[i, j] * R_i, in this order, by explicit fused multiply-adds: the compiler
+    may not contract them otherwise, and every arm calls this macro, which is what makes their stored streams
+    bit-identical.
     """
+    for v in T.unroll(vec):
+        exact[v] = coefficients[row, j] * T.cast(new_x[part, v], "float32")
+        for i in T.unroll(4):
+            exact[v] = T.ieee_fmaf(
+                coefficients[row, 4 + 4 * i + j], T.cast(old[part, i, v], "float32"), exact[v], "rn"
+            )
+
+
+@T.macro
+def combine_streams(new_x, old, coefficients, streams, values, part, row, vec):
+    """Compute `vec` elements of one token's four new streams, as bf16 and as the float32 of that bf16."""
+    exact = T.alloc_local((vec,), "float32")
     for j in T.unroll(4):
-        for v in T.unroll(vec):
-            values[row, j, v] = coefficients[row, j] * T.cast(new_x[part, v], "float32")
-            for i in T.unroll(4):
-                values[row, j, v] = T.ieee_fmaf(
-                    coefficients[row, 4 + 4 * i + j], T.cast(old[part, i, v], "float32"), values[row, j, v],
-                    "rn",
-                )  # fmt: skip
+        mix_stream(new_x, old, coefficients, exact, part, row, j, vec)
         # Vectorised, two conversions are one instruction of an eighth of the time (F2FP, not F2F).
         for v in T.vectorized(vec):
-            streams[j, v] = T.cast(values[row, j, v], "bfloat16")
+            streams[j, v] = T.cast(exact[v], "bfloat16")
         for v in T.unroll(vec):
             values[row, j, v] = T.cast(streams[j, v], "float32")
 
@@ -81,35 +87,62 @@ def mix_streams(x, residual, coefficients, streams, values, row, token, first, v
 
 
 @T.macro
-def collapse_streams(values, mix_in, layer_input, row, token, first, vec):
-    """Write sum_j pre_j * R'_j of `vec` elements, rounded to bf16.
+def collapse_stream(total, exact, mix_in, row, j, vec):
+    """Add pre_j * R'_j to `total`, in the order and by the operations of the epilogue.
 
-    In the order and by the operations of the epilogue, so that it does not matter which of the two collapses.
+    So it does not matter which of the two collapses.
     """
-    rounded = T.alloc_local((vec,), "bfloat16")
-    total = T.alloc_local((vec,), "float32")
     for v in T.unroll(vec):
-        total[v] = mix_in[row, 0] * values[row, 0, v]
-        for j in T.unroll(3):
-            total[v] = T.ieee_fmaf(mix_in[row, j + 1], values[row, j + 1, v], total[v], "rn")
+        if j == 0:
+            total[v] = mix_in[row, 0] * exact[v]
+        else:
+            total[v] = T.ieee_fmaf(mix_in[row, j], exact[v], total[v], "rn")
+
+
+@T.macro
+def average_stream(total, exact, j, vec):
+    """Add R'_j to `total`, in order as `torch.mean` does; behind the last, a quarter of it is the mean."""
+    for v in T.unroll(vec):
+        if j == 0:
+            total[v] = exact[v]
+        else:
+            total[v] = total[v] + exact[v]
+        if j == 3:
+            total[v] = total[v] * T.float32(0.25)
+
+
+@T.macro
+def store_rounded(total, out, token, first, vec):
+    """Write `vec` elements of a row, rounded to bf16."""
+    rounded = T.alloc_local((vec,), "bfloat16")
     for v in T.vectorized(vec):
         rounded[v] = T.cast(total[v], "bfloat16")
     for v in T.vectorized(vec):
-        layer_input[token, first + v] = rounded[v]
+        out[token, first + v] = rounded[v]
+
+
+@T.macro
+def collapse_streams(values, mix_in, layer_input, row, token, first, vec):
+    """Write sum_j pre_j * R'_j of `vec` elements, rounded to bf16."""
+    exact = T.alloc_local((vec,), "float32")
+    total = T.alloc_local((vec,), "float32")
+    for j in T.unroll(4):
+        for v in T.unroll(vec):
+            exact[v] = values[row, j, v]
+        collapse_stream(total, exact, mix_in, row, j, vec)
+    store_rounded(total, layer_input, token, first, vec)
 
 
 @T.macro
 def mean_streams(values, aux, row, token, first, vec):
-    """Write the mean over a token's four new streams, summed in order as `torch.mean` does."""
-    mean = T.alloc_local((vec,), "bfloat16")
-    for v in T.unroll(vec):
-        mean[v] = T.cast(
-            (((values[row, 0, v] + values[row, 1, v]) + values[row, 2, v]) + values[row, 3, v])
-            * T.float32(0.25),
-            "bfloat16",
-        )
-    for v in T.vectorized(vec):
-        aux[token, first + v] = mean[v]
+    """Write the mean over a token's four new streams."""
+    exact = T.alloc_local((vec,), "float32")
+    total = T.alloc_local((vec,), "float32")
+    for j in T.unroll(4):
+        for v in T.unroll(vec):
+            exact[v] = values[row, j, v]
+        average_stream(total, exact, j, vec)
+    store_rounded(total, aux, token, first, vec)
 
 
 def post(hidden_size: int, n_thr: int, vec: int, collapse: int = 0, write_aux: int = 0) -> PrimFunc:

@@ -3,7 +3,15 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.cuda.post import combine_streams, hold_coefficients, load_streams
+from mhctune.kernels.cuda.post import (
+    average_stream,
+    collapse_stream,
+    hold_coefficients,
+    load_streams,
+    mix_stream,
+    store_rounded,
+)
+from mhctune.kernels.cuda.row import inverse_rms, load_norm_weights
 
 
 def post_norm(
@@ -21,7 +29,6 @@ def post_norm(
     """
     num_tokens = T.dynamic("num_tokens")
     steps = hidden_size // (n_thr * vec)
-    warps = n_thr // 32
 
     @T.prim_func
     def mhctune_post_norm(
@@ -38,80 +45,64 @@ def post_norm(
     ):
         with T.Kernel(num_tokens, threads=n_thr) as token:
             thread = T.get_thread_binding()
-            shared_squares = T.alloc_shared((warps,), "float32")
+            squares = T.alloc_shared((n_thr // 32,), "float32")
             held = T.alloc_local((1, 20), "float32")
-            mix_in = T.alloc_local((4,), "float32")
+            mix_in = T.alloc_local((1, 4), "float32")
             new_x = T.alloc_local((steps, vec), "bfloat16")
             old = T.alloc_local((steps, 4, vec), "bfloat16")
-            streams = T.alloc_local((4, vec), "bfloat16")
-            values = T.alloc_local((1, 4, vec), "float32")
+            stream = T.alloc_local((vec,), "bfloat16")
+            exact = T.alloc_local((vec,), "float32")
             row = T.alloc_local((steps, vec), "bfloat16")
             total = T.alloc_local((vec,), "float32")
-            rounded = T.alloc_local((vec,), "bfloat16")
+            mean = T.alloc_local((vec,), "float32")
             weights = T.alloc_local((steps, vec), "bfloat16")
-            squares = T.alloc_local((1,), "float32")
+            scalar = T.alloc_local((1,), "float32")
             T.pdl_trigger()
             if norm:
-                for step in T.unroll(steps):
-                    for v in T.vectorized(vec):
-                        weights[step, v] = norm_weight[(step * n_thr + thread) * vec + v]
+                load_norm_weights(norm_weight, weights, thread, steps, n_thr, vec)
             T.pdl_sync()
             for step in T.unroll(steps):
                 load_streams(x, residual, new_x, old, step, token, (step * n_thr + thread) * vec, vec)
             hold_coefficients(post_mix, comb_mix, held, token, 1, num_tokens)
             if carried:
                 for j in T.vectorized(4):
-                    mix_in[j] = pre_mix[token, j]
-            squares[0] = T.float32(0)
+                    mix_in[0, j] = pre_mix[token, j]
+            scalar[0] = T.float32(0)
             for step in T.unroll(steps):
                 first = (step * n_thr + thread) * vec
-                combine_streams(new_x, old, held, streams, values, step, 0, vec)
                 for j in T.unroll(4):
+                    mix_stream(new_x, old, held, exact, step, 0, j, vec)
                     for v in T.vectorized(vec):
-                        residual_out[token, j, first + v] = streams[j, v]
-                for v in T.unroll(vec):
+                        stream[v] = T.cast(exact[v], "bfloat16")
+                    for v in T.vectorized(vec):
+                        residual_out[token, j, first + v] = stream[v]
+                    for v in T.unroll(vec):
+                        exact[v] = T.cast(stream[v], "float32")
+                        if not carried:
+                            if j == 0:
+                                total[v] = exact[v]
                     if carried:
-                        total[v] = mix_in[0] * values[0, 0, v]
-                        for j in T.unroll(3):
-                            total[v] = T.ieee_fmaf(mix_in[j + 1], values[0, j + 1, v], total[v], "rn")
-                    else:
-                        total[v] = values[0, 0, v]
+                        collapse_stream(total, exact, mix_in, 0, j, vec)
+                    if write_aux:
+                        average_stream(mean, exact, j, vec)
                 for v in T.vectorized(vec):
                     row[step, v] = T.cast(total[v], "bfloat16")
                 if norm:
                     for v in T.unroll(vec):
                         total[v] = T.cast(row[step, v], "float32")
-                        squares[0] = T.ieee_fmaf(total[v], total[v], squares[0], "rn")
+                        scalar[0] = T.ieee_fmaf(total[v], total[v], scalar[0], "rn")
                 else:
                     for v in T.vectorized(vec):
                         layer_input[token, first + v] = row[step, v]
                 if write_aux:
-                    for v in T.unroll(vec):
-                        total[v] = (
-                            ((values[0, 0, v] + values[0, 1, v]) + values[0, 2, v]) + values[0, 3, v]
-                        ) * T.float32(0.25)
-                    for v in T.vectorized(vec):
-                        rounded[v] = T.cast(total[v], "bfloat16")
-                    for v in T.vectorized(vec):
-                        aux[token, first + v] = rounded[v]
+                    store_rounded(mean, aux, token, first, vec)
             if norm:
-                squares[0] = T.warp_reduce_sum(squares[0])
-                if thread % 32 == 0:
-                    shared_squares[thread // 32] = squares[0]
-                T.sync_threads()
-                squares[0] = T.float32(0)
-                for warp in T.unroll(warps):
-                    squares[0] = squares[0] + shared_squares[warp]
-                squares[0] = T.rsqrt(squares[0] * T.float32(1 / hidden_size) + norm_eps)
+                inverse_rms(squares, scalar, thread, n_thr, hidden_size, norm_eps)
                 for step in T.unroll(steps):
-                    first = (step * n_thr + thread) * vec
                     for v in T.unroll(vec):
                         total[v] = (
-                            T.cast(row[step, v], "float32") * squares[0] * T.cast(weights[step, v], "float32")
+                            T.cast(row[step, v], "float32") * scalar[0] * T.cast(weights[step, v], "float32")
                         )
-                    for v in T.vectorized(vec):
-                        rounded[v] = T.cast(total[v], "bfloat16")
-                    for v in T.vectorized(vec):
-                        layer_input[token, first + v] = rounded[v]
+                    store_rounded(total, layer_input, token, (step * n_thr + thread) * vec, vec)
 
     return mhctune_post_norm

@@ -3,7 +3,14 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.cuda.post import hold_coefficients, load_streams
+from mhctune.kernels.cuda.post import (
+    average_stream,
+    collapse_stream,
+    hold_coefficients,
+    load_streams,
+    mix_stream,
+    store_rounded,
+)
 from mhctune.kernels.cuda.terms import PRODUCT_WIDTH, TERM_ROWS, load_weights, store_products, store_terms
 
 
@@ -54,12 +61,11 @@ def post_pre_mma(
             new_x = T.alloc_local((parts, vec), "bfloat16")
             old = T.alloc_local((parts, 4, vec), "bfloat16")
             held = T.alloc_local((1, 20), "float32")
-            mix_in = T.alloc_local((4,), "float32")
+            mix_in = T.alloc_local((1, 4), "float32")
             stream = T.alloc_local((vec,), "bfloat16")
             exact = T.alloc_local((vec,), "float32")
             total = T.alloc_local((vec,), "float32")
             mean = T.alloc_local((vec,), "float32")
-            rounded = T.alloc_local((vec,), "bfloat16")
             squares = T.alloc_local((parts,), "float32")
             if n_thr > 128:
                 T.annotate_min_blocks_per_sm(2)
@@ -84,19 +90,10 @@ def post_pre_mma(
                         hold_coefficients(post_mix, comb_mix, held, token, 1, num_tokens)
                         if collapse:
                             for j in T.vectorized(4):
-                                mix_in[j] = pre_mix[token, j]
+                                mix_in[0, j] = pre_mix[token, j]
                         for j in T.unroll(4):
-                            # By the operations and in the order of `combine_streams` and `collapse_streams`,
-                            # stream by stream: two programs an SM leave a thread 128 registers.
-                            for v in T.unroll(vec):
-                                exact[v] = held[0, j] * T.cast(new_x[part, v], "float32")
-                                for i in T.unroll(4):
-                                    exact[v] = T.ieee_fmaf(
-                                        held[0, 4 + 4 * i + j],
-                                        T.cast(old[part, i, v], "float32"),
-                                        exact[v],
-                                        "rn",
-                                    )
+                            # Stream by stream: two programs an SM leave a thread 128 registers.
+                            mix_stream(new_x, old, held, exact, part, 0, j, vec)
                             for v in T.vectorized(vec):
                                 stream[v] = T.cast(exact[v], "bfloat16")
                             for v in T.vectorized(vec):
@@ -106,26 +103,14 @@ def post_pre_mma(
                             for v in T.unroll(vec):
                                 exact[v] = T.cast(stream[v], "float32")
                                 squares[part] = T.ieee_fmaf(exact[v], exact[v], squares[part], "rn")
-                                if collapse:
-                                    if j == 0:
-                                        total[v] = mix_in[0] * exact[v]
-                                    else:
-                                        total[v] = T.ieee_fmaf(mix_in[j], exact[v], total[v], "rn")
-                                if write_aux:
-                                    if j == 0:
-                                        mean[v] = exact[v]
-                                    else:
-                                        mean[v] = mean[v] + exact[v]
+                            if collapse:
+                                collapse_stream(total, exact, mix_in, 0, j, vec)
+                            if write_aux:
+                                average_stream(mean, exact, j, vec)
                         if write_aux:
-                            for v in T.vectorized(vec):
-                                rounded[v] = T.cast(mean[v] * T.float32(0.25), "bfloat16")
-                            for v in T.vectorized(vec):
-                                aux[token, first + v] = rounded[v]
+                            store_rounded(mean, aux, token, first, vec)
                         if collapse:
-                            for v in T.vectorized(vec):
-                                rounded[v] = T.cast(total[v], "bfloat16")
-                            for v in T.vectorized(vec):
-                                layer_input[token, first + v] = rounded[v]
+                            store_rounded(total, layer_input, token, first, vec)
                 # The tensor cores read shared memory through another proxy: each writer fences first.
                 T.fence_proxy_async()
                 T.sync_threads()

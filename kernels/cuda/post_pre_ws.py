@@ -3,7 +3,13 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from mhctune.kernels.cuda.post import load_streams
+from mhctune.kernels.cuda.post import (
+    average_stream,
+    collapse_stream,
+    load_streams,
+    mix_stream,
+    store_rounded,
+)
 from mhctune.kernels.cuda.streaming import SOURCE, load_once, store_once
 from mhctune.kernels.cuda.terms import PRODUCT_WIDTH, TERM_ROWS, load_weights, store_products, store_terms
 
@@ -94,7 +100,6 @@ def post_pre_ws(
             exact = T.alloc_local((vec,), "float32")
             total = T.alloc_local((vec,), "float32")
             mean = T.alloc_local((vec,), "float32")
-            rounded = T.alloc_local((vec,), "bfloat16")
             squares = T.alloc_local((parts,), "float32")
             T.pdl_trigger()
             if thread < STREAMERS:
@@ -120,17 +125,8 @@ def post_pre_ws(
                         token = rows * BLOCK_M + row
                         column = first_of(split, block) + own
                         for j in T.unroll(4):
-                            # By the operations and in the order of `combine_streams` and `collapse_streams`,
-                            # stream by stream, so that the next block's loads follow in the same registers.
-                            for v in T.unroll(vec):
-                                exact[v] = held[part, j] * T.cast(new_x[part, v], "float32")
-                                for i in T.unroll(4):
-                                    exact[v] = T.ieee_fmaf(
-                                        held[part, 4 + 4 * i + j],
-                                        T.cast(old[part, i, v], "float32"),
-                                        exact[v],
-                                        "rn",
-                                    )
+                            # Stream by stream, so that the next block's loads follow in the same registers.
+                            mix_stream(new_x, old, held, exact, part, part, j, vec)
                             for v in T.vectorized(vec):
                                 streams[j, v] = T.cast(exact[v], "bfloat16")
                         if block < blocks - 1:
@@ -151,26 +147,14 @@ def post_pre_ws(
                                 for v in T.unroll(vec):
                                     exact[v] = T.cast(streams[j, v], "float32")
                                     squares[part] = T.ieee_fmaf(exact[v], exact[v], squares[part], "rn")
-                                    if collapse:
-                                        if j == 0:
-                                            total[v] = mix_in[part, 0] * exact[v]
-                                        else:
-                                            total[v] = T.ieee_fmaf(mix_in[part, j], exact[v], total[v], "rn")
-                                    if write_aux:
-                                        if j == 0:
-                                            mean[v] = exact[v]
-                                        else:
-                                            mean[v] = mean[v] + exact[v]
+                                if collapse:
+                                    collapse_stream(total, exact, mix_in, part, j, vec)
+                                if write_aux:
+                                    average_stream(mean, exact, j, vec)
                             if write_aux:
-                                for v in T.vectorized(vec):
-                                    rounded[v] = T.cast(mean[v] * T.float32(0.25), "bfloat16")
-                                for v in T.vectorized(vec):
-                                    aux[token, column + v] = rounded[v]
+                                store_rounded(mean, aux, token, column, vec)
                             if collapse:
-                                for v in T.vectorized(vec):
-                                    rounded[v] = T.cast(total[v], "bfloat16")
-                                for v in T.vectorized(vec):
-                                    layer_input[token, column + v] = rounded[v]
+                                store_rounded(total, layer_input, token, column, vec)
                     # The tensor cores read shared memory through another proxy: each writer fences first.
                     T.fence_proxy_async()
                     T.sync_threads(1, STREAMERS + MULTIPLIERS)
@@ -190,16 +174,17 @@ def post_pre_ws(
                     T.fence_proxy_async()
                     # All are here: this operand is full, and the product of the other one has ended.
                     T.sync_threads(1, STREAMERS + MULTIPLIERS)
-                    load_weights(
-                        fn, weights, first_of(split, T.min(block + 1, blocks - 1)), lane, weight_parts,
-                        MULTIPLIERS, width, BLOCK_H,
-                    )  # fmt: skip
+                    if block < blocks - 1:
+                        load_weights(
+                            fn, weights, first_of(split, block + 1), lane, weight_parts, MULTIPLIERS, width,
+                            BLOCK_H,
+                        )  # fmt: skip
                     # Tensor cores truncate as they accumulate: over all of K that is 2.4e-5 in the
                     # coefficients, so each block starts from zero and is added in float32.
                     T.gemm(operand[block % 2, :, :], terms, block_sums, transpose_B=True, clear_accum=True)
                     for i, j in T.Parallel(BLOCK_M, 3 * TERM_ROWS):
                         sums[i, j] = sums[i, j] + block_sums[i, j]
-                    T.sync_threads(2, MULTIPLIERS)
+                    # TileLang's ThreadSync pass puts a barrier before the terms are written again.
                 T.copy(sums, products[0:BLOCK_M, 0 : 3 * TERM_ROWS])
                 T.sync_threads(2, MULTIPLIERS)
                 # What the kernel ahead may still read is written once it has ended.

@@ -52,11 +52,16 @@ def store_terms(weights, terms, thread, parts, threads, width):
 @T.macro
 def store_products(products, mul, split, rows, thread, block_m, threads, num_tokens):
     """Add the three terms of shared memory products[block_m, PRODUCT_WIDTH] and write mul[split]."""
-    for part in T.unroll(block_m * 24 // threads):
+    term = T.alloc_local((3, 4), "float32")
+    for part in T.unroll(T.ceildiv(block_m * 6, threads)):
         index = part * threads + thread
-        token = rows * block_m + index // 24
-        if token < num_tokens:
-            mul[split, token, index % 24] = products[index // 24, index % 24] + (
-                products[index // 24, TERM_ROWS + index % 24]
-                + products[index // 24, 2 * TERM_ROWS + index % 24]
-            )
+        token = rows * block_m + index // 6
+        if index < block_m * 6:
+            if token < num_tokens:
+                for i in T.unroll(3):
+                    for v in T.vectorized(4):
+                        term[i, v] = products[index // 6, i * TERM_ROWS + index % 6 * 4 + v]
+                for v in T.unroll(4):
+                    term[0, v] = term[0, v] + (term[1, v] + term[2, v])
+                for v in T.vectorized(4):
+                    mul[split, token, index % 6 * 4 + v] = term[0, v]
