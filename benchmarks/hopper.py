@@ -4,12 +4,13 @@ Two numbers, a table each: the whole device time, and the time to the layer inpu
 from sweeps of their own.
 
 With `--measure`, on a GPU: sweeps `benchmarks/hopper.toml` at the hidden size of each model (`--models`; the
-delayed seam, whatever the model), `--runs` times with other seeds, into DB. The baselines race in the same
-sweeps; before each run an empty kernel and copies are timed, and kept in DB.yardsticks.json. Run again it
-goes on with what is not complete; another candidate or another source is another sweep. With `--until
-layer_input` the same without yardsticks, and without baselines: theirs is complete at their end. Then, and
-without `--measure` on any machine: the tables of each hidden size, from the newest sweep and those of other
-seeds that raced the same. `--seams` instead: the other seams, from the newest sweep of each in DB, which
+delayed seam, whatever the model), `--runs` times with other seeds, into DB. The baselines of our kernels race
+in the same sweeps; before each run yardsticks are timed and kept in DB.yardsticks.json: an empty kernel,
+copies, and what ships as it is described, its epilogue included. Run again it goes on with what is not
+complete; another candidate or another source is another sweep. With `--until layer_input` the same without
+yardsticks, and without baselines: theirs is complete at their end. Then, and without `--measure` on any
+machine: the tables of each hidden size, from the newest sweep and those of other seeds that raced the same.
+`--seams` instead: the other seams, from the newest sweep of each in DB, which
 `mhctune sweep --sweep seams --tokens 1,8,32,128,512,1024,4096` makes.
 """
 
@@ -30,7 +31,8 @@ from hopper_baselines import baselines, described
 from hopper_early import early_lines, early_row_of
 from hopper_early import to_data as early_data
 from hopper_seams import seams
-from hopper_table import LEGEND, RECORDED_ON, Row, Run, Yardstick, limits_of, lines, row_of, run_of, to_data
+from hopper_table import LEGEND, RECORDED_ON, Row, Run, limits_of, lines, row_of, run_of, to_data
+from hopper_yardstick import Asked, Yardstick
 from shipped import shipped as recorded_us
 from shipped import stored
 
@@ -133,7 +135,13 @@ def measure(db: str, plans: Sequence[SweepPlan], free_bytes: int, yardsticks: Pa
 
 def keep_yardsticks(path: Path, plans: Sequence[SweepPlan]) -> None:
     """Time the yardsticks of some sweeps in a process of their own; one that goes on gets the newer ones."""
-    asked = {plan.record().digest: (plan.problem.hidden_size, plan.token_counts) for plan in plans}
+    asked = {
+        plan.record().digest: Asked(
+            plan.seam.name, plan.problem, tuple(plan.token_counts), plan.fingerprint.sm_count,
+            plan.protocol.seed,
+        )
+        for plan in plans
+    }  # fmt: skip
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         found = process.submit(_timed, plans[0].target, asked).result()
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -141,7 +149,7 @@ def keep_yardsticks(path: Path, plans: Sequence[SweepPlan]) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _timed(target: str, asked: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, Yardstick]:
+def _timed(target: str, asked: Mapping[str, Asked]) -> dict[str, Yardstick]:
     """Time yardsticks where this is called: what they are timed with takes seconds to import."""
     from yardsticks import yardsticks_of
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopper_baselines import Described, is_unfused
+from hopper_yardstick import Yardstick
 
 from mhctune.autotuner.records import Measurement, Trial
 from mhctune.autotuner.stats import steady
@@ -19,47 +20,10 @@ EMPTY_KERNELS = (1, 1, 4.5)
 """At most so many empty kernels of the same run."""
 COPIES = (2048, 4096, 1.5)
 """At most so many times a copy kernel of the same run that moves `COPIED` x H bytes a token."""
-COPIED = 20
-"""Bytes a token and element of H: x and four streams read, four streams and a layer input written, bf16."""
 RECORDED_ON = "NVIDIA H200"
 """The GPU of what was recorded as shipped."""
 NEAR = 1.10
 """A reproduction counts up to this multiple of the recorded time; a slower one is no baseline."""
-
-
-@dataclass(frozen=True, slots=True)
-class Yardstick:
-    """What a run is held against; `empty_us` is None without a GPU.
-
-    Attributes:
-        empty_us: Microseconds of a kernel that does nothing, in a graph where each waits for the whole one
-            ahead of it (no programmatic dependent launch).
-        copy_us: By token count those of a copy kernel that moves `COPIED` x H bytes a token.
-        ceiling_bytes: What a copy of more than 1 GiB moved, half read and half written.
-        ceiling_us: Its microseconds.
-    """
-
-    empty_us: float | None
-    copy_us: Mapping[int, float]
-    ceiling_bytes: int
-    ceiling_us: float
-
-    @property
-    def ceiling_tb_s(self) -> float:
-        """The bandwidth ceiling in 1e12 bytes a second."""
-        return self.ceiling_bytes / self.ceiling_us / 1e6
-
-    def to_data(self) -> dict[str, Any]:
-        """Return it as JSON-able data."""
-        copies = {str(count): us for count, us in self.copy_us.items()}
-        return {"empty_us": self.empty_us, "copy_us": copies, "ceiling_bytes": self.ceiling_bytes,
-                "ceiling_us": self.ceiling_us}  # fmt: skip
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Yardstick:
-        """Read what `to_data` returned."""
-        copies = {int(count): float(us) for count, us in data["copy_us"].items()}
-        return cls(data["empty_us"], copies, data["ceiling_bytes"], data["ceiling_us"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +65,31 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
+class Reproduced:
+    """What ships as described, over the runs: which kernels were the fastest in each, and microseconds."""
+
+    who: tuple[str, ...]
+    each_us: tuple[float, ...]
+
+    @property
+    def us(self) -> float:
+        """The median over the runs."""
+        return statistics.median(self.each_us)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One token count of the table.
 
     Attributes:
         ours: The fastest candidate.
         shipped_us: (a), recorded as shipped; None where nothing was recorded for the device.
-        described: (b), the fastest reproduction of what ships.
-        counts: Whether (b) is a baseline: near (a), or faster. None without (a).
+        reproduced: (b), what ships as described, its epilogue too; None where a run has no such yardstick.
+        described: (b'), the fastest of the described structure with our epilogue.
+        counts: Whether (b) is a baseline: near (a), or faster. None without (a). Of (b') where it stands in.
         own: (c), the fastest of the unfused route, whatever its splits.
         ratios: In each run the faster of (a) and a (b) that counts, over ours; without (a) it is (b).
+        structure_ratios: The same with (b') instead of (b).
         target: How many times faster it must be; None outside the columns.
         note: Where the reproduction had to differ from what ships.
     """
@@ -118,17 +97,29 @@ class Row:
     num_tokens: int
     ours: Timed
     shipped_us: float | None
+    reproduced: Reproduced | None
     described: Timed | None
     counts: bool | None
     own: Timed | None
     ratios: tuple[float, ...]
+    structure_ratios: tuple[float, ...]
     target: float | None
     note: str
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether (b') is taken as (b), which was not measured in every run."""
+        return self.reproduced is None and self.described is not None
 
     @property
     def ratio(self) -> float | None:
         """The median ratio."""
         return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def structure_ratio(self) -> float | None:
+        """The median ratio with (b') instead of (b)."""
+        return statistics.median(self.structure_ratios) if self.structure_ratios else None
 
     @property
     def verdict(self) -> str:
@@ -189,18 +180,42 @@ def row_of(runs: Sequence[Run], num_tokens: int, shipped_us: float | None, ships
     ours = best(runs, num_tokens, lambda c: True)
     if ours is None:
         return None
-    mine = best(runs, num_tokens, set(ships.candidates).__contains__)
-    counts = None if shipped_us is None else mine is not None and mine.us <= NEAR * shipped_us
-    ratios: tuple[float, ...] = ()
-    if shipped_us is not None or mine is not None:
-        ratios = tuple(
-            _baseline(shipped_us, mine.each_us[at] if mine and counts is not False else None) / us
-            for at, us in enumerate(ours.each_us)
-        )
-    own = best(runs, num_tokens, is_unfused)
+    structure = best(runs, num_tokens, set(ships.candidates).__contains__)
+    reproduced = reproduced_of(runs, num_tokens)
+    baseline = reproduced or structure
     return Row(
-        num_tokens, ours, shipped_us, mine, counts, own, ratios, target_of(num_tokens), ships.note
+        num_tokens, ours, shipped_us, reproduced, structure, _counts(shipped_us, baseline),
+        best(runs, num_tokens, is_unfused), _ratios(ours, shipped_us, baseline),
+        _ratios(ours, shipped_us, structure), target_of(num_tokens), ships.note,
     )  # fmt: skip
+
+
+def reproduced_of(runs: Sequence[Run], num_tokens: int) -> Reproduced | None:
+    """Return what ships as described, where each run has timed it.
+
+    The fastest in each run, not one for all: it may look faster than it is, which is to our disadvantage.
+    """
+    yards = [run.yardstick for run in runs if run.yardstick and num_tokens in run.yardstick.described_us]
+    if not runs or len(yards) < len(runs):
+        return None
+    who = tuple(yard.described_who.get(num_tokens, "") for yard in yards)
+    return Reproduced(who, tuple(yard.described_us[num_tokens] for yard in yards))
+
+
+def _counts(shipped_us: float | None, baseline: Reproduced | Timed | None) -> bool | None:
+    if shipped_us is None:
+        return None
+    return baseline is not None and baseline.us <= NEAR * shipped_us
+
+
+def _ratios(ours: Timed, shipped_us: float | None, baseline: Reproduced | Timed | None) -> tuple[float, ...]:
+    """Return, run by run, the faster of what was recorded and a reproduction that counts, over ours."""
+    if shipped_us is None and baseline is None:
+        return ()
+    theirs = baseline.each_us if baseline and _counts(shipped_us, baseline) is not False else None
+    return tuple(
+        _baseline(shipped_us, theirs[at] if theirs else None) / us for at, us in enumerate(ours.each_us)
+    )
 
 
 def _baseline(*candidates_us: float | None) -> float:
@@ -228,13 +243,19 @@ def _yard(yardstick: Yardstick | None, what: str, num_tokens: int) -> float | No
 
 
 HEADER = (
-    f"{'tokens':>6} {'ours us':>8} {'(a) us':>8} {'(b) us':>8} {'counts':>6} {'(c) us':>8} {'ratio':>6} "
-    f"{'spread':>11} {'target':>6} verdict"
+    f"{'tokens':>6} {'ours us':>8} {'(a) us':>8} {'(b) us':>8} {'counts':>6} "
+    f" (b') us {'(c) us':>8} "
+    f"{'ratio':>6} {'spread':>11} ratio' {'target':>6} verdict"
 )
 LEGEND = (
-    "(a) recorded as shipped; (b) the described structure in our kernels, which counts up to "
-    f"{NEAR - 1:.0%} above (a); (c) the unfused route with its own best split;\n"
-    "ratio: the faster of (a) and a (b) that counts, over ours, median of the runs; spread: least to most"
+    "(a) recorded as shipped; (b) as described, its epilogue too, timed before each run: it counts up to "
+    f"{NEAR - 1:.0%} above (a);\n"
+    "(b') the described structure with our epilogue, in the races: where a run has no (b) it stands in, and "
+    "counts is marked ';\n"
+    "(c) the unfused route with its own best split;\n"
+    "ratio: the faster of (a) and a (b) that counts, over ours, median of the runs, which the verdict is of; "
+    "spread: least to most;\n"
+    "ratio': the same with (b') in place of (b)"
 )
 
 
@@ -242,12 +263,15 @@ def lines(rows: Sequence[Row], limits: Sequence[AtMost]) -> Iterator[str]:
     """Yield the table of one hidden size."""
     yield HEADER
     for row in rows:
-        counts = {True: "yes", False: "no", None: "-"}[row.counts]
+        counts = {True: "yes", False: "no", None: "-"}[row.counts] + "'" * row.stands_in
         target = f"{row.target:.2f}" if row.target else "-"
         yield (
-            f"{row.num_tokens:6} {row.ours.us:8.2f} {_us(row.shipped_us)} {_us(row.described)} {counts:>6} "
-            f"{_us(row.own)} {_number(row.ratio)} {_spread(row.ratios)} {target:>6} {row.verdict}".rstrip()
+            f"{row.num_tokens:6} {row.ours.us:8.2f} {_us(row.shipped_us)} {_us(row.reproduced)} {counts:>6} "
+            f"{_us(row.described)} {_us(row.own)} {_number(row.ratio)} {_spread(row.ratios)} "
+            f"{_number(row.structure_ratio)} {target:>6} {row.verdict}".rstrip()
         )
+    if absent := ", ".join(str(row.num_tokens) for row in rows if row.stands_in):
+        yield f"at {absent} tokens not every run has timed (b): (b') stands in for it"
     for limit in limits:
         yield (
             f"{limit.num_tokens:6} tokens: {statistics.median(limit.multiples):.2f} {limit.what} of "
@@ -256,8 +280,11 @@ def lines(rows: Sequence[Row], limits: Sequence[AtMost]) -> Iterator[str]:
         )
     yield "who:"
     for row in rows:
-        named = (("ours", row.ours), ("(b)", row.described), ("(c)", row.own))
-        texts = [f"{name} {timed.candidate}" for name, timed in named if timed]
+        named = (
+            ("ours", row.ours and [row.ours.candidate]), ("(b)", row.reproduced and row.reproduced.who),
+            ("(b')", row.described and [row.described.candidate]), ("(c)", row.own and [row.own.candidate]),
+        )  # fmt: skip
+        texts = [f"{name} {', '.join(dict.fromkeys(map(str, who)))}" for name, who in named if who]
         yield f"{row.num_tokens:6} {' | '.join(texts)}{f'  [{row.note}]' if row.note else ''}"
 
 
@@ -266,7 +293,9 @@ def to_data(row: Row) -> dict[str, Any]:
     timed = {"ours": row.ours, "described": row.described, "own": row.own}
     return {
         "num_tokens": row.num_tokens, "shipped_us": row.shipped_us, "counts": row.counts,
-        "ratios": row.ratios, "target": row.target, "verdict": row.verdict, "note": row.note,
+        "ratios": row.ratios, "structure_ratios": row.structure_ratios, "target": row.target,
+        "verdict": row.verdict, "note": row.note, "stands_in": row.stands_in,
+        "reproduced": row.reproduced and {"who": row.reproduced.who, "each_us": row.reproduced.each_us},
         **{name: _timed(each) for name, each in timed.items()},
     }  # fmt: skip
 
@@ -277,8 +306,8 @@ def _timed(timed: Timed | None) -> dict[str, Any] | None:
     return {"arm": timed.candidate.arm, "config": timed.candidate.config, "each_us": timed.each_us}
 
 
-def _us(value: Timed | float | None) -> str:
-    us = value.us if isinstance(value, Timed) else value
+def _us(value: Timed | Reproduced | float | None) -> str:
+    us = value.us if isinstance(value, Timed | Reproduced) else value
     return f"{'-':>8}" if us is None else f"{us:8.2f}"
 
 

@@ -1,19 +1,23 @@
-"""What kernels are held against: an empty kernel and a copy kernel, in graphs, as candidates are timed."""
+"""What kernels are held against, in graphs, as candidates are timed.
+
+An empty kernel, a copy kernel, and what ships as it is described.
+"""
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tilelang
 import tilelang.language as T
 import torch
-from hopper_table import COPIED, Yardstick
+from described import compile_all, described_us
+from hopper_yardstick import COPIED, Asked, Yardstick
 
 from mhctune.autotuner.floor import copy_us
 from mhctune.autotuner.graph import CapturedGraph, empty_graph, overhead_us
 from mhctune.autotuner.protocol import UNROLL
-from mhctune.kernels.compiler import PASS_CONFIG, cuda_arch
+from mhctune.kernels.compiler import PASS_CONFIG, Compiler, cuda_arch
 
 CEILING_BYTES = {"cuda": 2 * 2**30, "c": 2**28}
 """A GPU reads 1 GiB and writes as much; a CPU takes 0.1 s for an eighth of it."""
@@ -22,10 +26,15 @@ _LEAST_US = 0.2
 """No launch is faster: less means that a graph has no kernel in it."""
 
 
-def yardsticks_of(target: str, asked: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, Yardstick]:
-    """Return yardsticks by name, asked for by hidden size and token counts."""
-    measured = cuda_yardstick if target == "cuda" else host_yardstick
-    return {name: measured(hidden, counts) for name, (hidden, counts) in asked.items()}
+def yardsticks_of(target: str, asked: Mapping[str, Asked]) -> dict[str, Yardstick]:
+    """Return yardsticks by name."""
+    if target != "cuda":
+        return {name: host_yardstick(each) for name, each in asked.items()}
+    compiled = compile_all(asked.values())
+    try:
+        return {name: cuda_yardstick(each, compiled) for name, each in asked.items()}
+    finally:
+        compiled.close()
 
 
 def empty_program() -> Any:
@@ -51,13 +60,15 @@ def compile_empty() -> Any:
     return tilelang.compile(empty_program(), target=target, pass_configs=PASS_CONFIG)
 
 
-def cuda_yardstick(hidden_size: int, token_counts: Iterable[int]) -> Yardstick:
-    """Measure on the current GPU: an empty kernel, copies of `COPIED` x H bytes a token, and the ceiling.
+def cuda_yardstick(asked: Asked, compiled: Compiler) -> Yardstick:
+    """Measure on the current GPU: an empty kernel, copies of `COPIED` x H bytes a token, the ceiling.
 
-    The empty kernel waits for the one ahead of it.
+    And what ships as described, from the kernels that `compile_all` compiled. The empty kernel waits for the
+    one ahead of it.
 
     Raises:
-        RuntimeError: a graph ran no kernel, or there is no memory for a copy.
+        RuntimeError: a graph ran no kernel, there is no memory for a copy, or what is described computes
+            something else.
     """
     device, empty = torch.device("cuda", torch.cuda.current_device()), empty_graph()
 
@@ -78,10 +89,15 @@ def cuda_yardstick(hidden_size: int, token_counts: Iterable[int]) -> Yardstick:
         torch.cuda.empty_cache()
         return _launched(us, f"the copy of {moved:,} bytes")
 
-    copies = {count: copied(COPIED * hidden_size * count) for count in token_counts}
+    hidden_size = asked.problem.hidden_size
+    copies = {count: copied(COPIED * hidden_size * count) for count in asked.token_counts}
     ceiling = copied(CEILING_BYTES["cuda"])
+    taken, who = described_us(asked, compiled, overhead)
+    for count, us in taken.items():
+        _launched(us, f"what ships, at {count} tokens,")
     empty.close()
-    return Yardstick(_launched(empty_us, "the empty kernel"), copies, CEILING_BYTES["cuda"], ceiling)
+    launched_us = _launched(empty_us, "the empty kernel")
+    return Yardstick(launched_us, copies, CEILING_BYTES["cuda"], ceiling, taken, who)
 
 
 def _launched(us: float, what: str) -> float:
@@ -90,9 +106,13 @@ def _launched(us: float, what: str) -> float:
     return us
 
 
-def host_yardstick(hidden_size: int, token_counts: Iterable[int]) -> Yardstick:
-    """Measure on the CPU; a launch costs nothing there that a kernel would be held against."""
-    copies = {count: _host_copy_us(COPIED * hidden_size * count) for count in token_counts}
+def host_yardstick(asked: Asked) -> Yardstick:
+    """Measure on the CPU; a launch costs nothing there that a kernel would be held against.
+
+    Nor is anything described that ships for it.
+    """
+    hidden_size = asked.problem.hidden_size
+    copies = {count: _host_copy_us(COPIED * hidden_size * count) for count in asked.token_counts}
     return Yardstick(None, copies, CEILING_BYTES["c"], _host_copy_us(CEILING_BYTES["c"]))
 
 

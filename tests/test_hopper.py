@@ -71,6 +71,7 @@ def test_two_runs_are_measured_once_and_make_the_table(
     kept = json.loads(yards.read_text())
     assert set(kept) == {plan.record().digest for plan in plans}
     assert all(each["copy_us"].keys() == {"1", "2"} and each["ceiling_us"] > 0 for each in kept.values())
+    assert all(each["described_us"] == {} for each in kept.values())  # nothing is described that ships here
     capsys.readouterr()
     hopper.measure(db, plans, free, yards)
     assert capsys.readouterr().out == "2 of 2 sweeps are complete\n"
@@ -87,6 +88,8 @@ def test_two_runs_are_measured_once_and_make_the_table(
     for row in rows:
         # Nothing is recorded as shipped for a CPU, so that what is described is compared and not judged.
         assert (row["shipped_us"], row["counts"], row["verdict"]) == (None, None, "no record")
+        assert (row["reproduced"], row["stands_in"]) == (None, True)
+        assert row["structure_ratios"] == row["ratios"]
         assert row["described"]["arm"] == "fused"
         assert row["described"]["config"]["n_splits"] == 8
         assert row["own"]["arm"] == "unfused"

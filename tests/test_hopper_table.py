@@ -82,6 +82,57 @@ def test_ours_is_one_candidate_over_all_runs_and_its_ratios_are_of_one_run(
     assert (row.target, row.verdict) == (2.0, "inside the spread")
 
 
+def a_yard(table: ModuleType, count: int = 1, us: float | None = None, who: str = "vec 1") -> Any:
+    described = {} if us is None else {count: us}
+    return table.Yardstick(0.9, {}, 2**31, 500.0, described, dict.fromkeys(described, who))
+
+
+def test_what_ships_as_described_with_its_epilogue_is_the_baseline_where_each_run_has_timed_it(
+    table: ModuleType, compared: ModuleType
+) -> None:
+    times = {FAST: 4.0, LIKE: 6.0}
+    yards = [a_yard(table, us=8.0), a_yard(table, us=7.6, who="vec 2")]
+    runs = [a_run(table, times, yardstick=yard) for yard in yards]
+    row = table.row_of(runs, 1, 7.8, ships(compared, LIKE))
+    assert (row.reproduced.each_us, row.reproduced.who) == ((8.0, 7.6), ("vec 1", "vec 2"))
+    assert row.reproduced.us == pytest.approx(7.8)
+    assert (row.counts, row.stands_in) == (True, False)
+    assert row.ratios == pytest.approx((7.8 / 4, 7.6 / 4))  # the faster of (a) and (b) of each run
+    assert row.structure_ratios == pytest.approx((6.0 / 4, 6.0 / 4))
+    assert row.structure_ratio == pytest.approx(1.5)
+    assert row.described.candidate == LIKE
+    # Without a record it is (b) alone.
+    row = table.row_of(runs, 1, None, ships(compared, LIKE))
+    assert (row.counts, row.ratios) == (None, pytest.approx((2.0, 1.9)))
+    # Slower than what was recorded by more than a tenth, it is no baseline; (b') is none for that.
+    row = table.row_of(runs, 1, 7.0, ships(compared, LIKE))
+    assert (row.counts, row.ratios) == (False, pytest.approx((1.75, 1.75)))
+    assert row.structure_ratios == pytest.approx((1.5, 1.5))
+
+
+@pytest.mark.parametrize("missing", ["no yardsticks", "another count", "an older file"])
+def test_the_structure_with_our_epilogue_stands_in_where_a_run_has_not_timed_what_ships(
+    table: ModuleType, compared: ModuleType, missing: str
+) -> None:
+    yard = {
+        "no yardsticks": None,
+        "another count": a_yard(table, 2, 8.0),
+        "an older file": table.Yardstick.of(
+            {"empty_us": 0.9, "copy_us": {"1": 2.0}, "ceiling_bytes": 2**31, "ceiling_us": 500.0}
+        ),
+    }[missing]
+    times = {FAST: 4.0, LIKE: 6.0}
+    runs = [a_run(table, times, yardstick=each) for each in (a_yard(table, us=8.0), yard)]
+    row = table.row_of(runs, 1, 7.8, ships(compared, LIKE))
+    assert (row.reproduced, row.stands_in, row.counts) == (None, True, True)
+    assert row.ratios == row.structure_ratios == pytest.approx((1.5, 1.5))
+    _, line, said, *_ = table.lines([row], [])
+    assert line.split()[:6] == ["1", "4.00", "7.80", "-", "yes'", "6.00"]
+    assert said == "at 1 tokens not every run has timed (b): (b') stands in for it"
+    nothing = table.row_of(runs, 1, 7.8, ships(compared))
+    assert (nothing.stands_in, nothing.counts, nothing.ratios) == (False, False, (1.95, 1.95))
+
+
 @pytest.mark.parametrize(
     ("took_us", "counts", "ratio"), [(9.0, True, 2.05), (9.1, False, 2.05), (6.0, True, 1.5)]
 )
@@ -133,7 +184,8 @@ def test_the_limits_are_multiples_of_the_yardsticks_of_each_run(
     without = [*runs[:1], table.Run(2, 2, times, {}, None)]
     assert table.limits_of(without, rows) == []
     assert yards[0].ceiling_tb_s == pytest.approx(2**31 / 500e-6 / 1e12)
-    assert table.Yardstick.of(json.loads(json.dumps(yards[0].to_data()))) == yards[0]
+    for yard in (yards[0], a_yard(table, 64, 14.4)):
+        assert table.Yardstick.of(json.loads(json.dumps(yard.to_data()))) == yard
 
 
 def test_a_run_takes_the_drift_of_the_rounds_out_and_knows_who_was_confirmed(table: ModuleType) -> None:
@@ -150,8 +202,8 @@ def test_a_run_takes_the_drift_of_the_rounds_out_and_knows_who_was_confirmed(tab
 
 
 def test_the_printed_table_names_everything(table: ModuleType, compared: ModuleType) -> None:
-    yard = table.Yardstick(0.94, {}, 2**31, 500.0)
-    times = {1: {FAST: 4.0, LIKE: 8.0}, 256: {FAST: 15.0}}
+    yard = table.Yardstick(0.94, {}, 2**31, 500.0, {1: 8.2}, {1: "vec 1"})
+    times = {1: {FAST: 4.0, LIKE: 6.0}, 256: {FAST: 15.0}}
     runs = [table.Run(n, n, times, {}, yard) for n in (1, 2)]
     rows = [
         table.row_of(runs, 1, 7.99, ships(compared, LIKE, note="16 splits are illegal here: 14 taken")),
@@ -159,17 +211,26 @@ def test_the_printed_table_names_everything(table: ModuleType, compared: ModuleT
     ]
     header, one, many, limit, who, *names = table.lines(rows, table.limits_of(runs, rows))
     assert header.split() == [
-        "tokens", "ours", "us", "(a)", "us", "(b)", "us", "counts", "(c)", "us", "ratio", "spread", "target",
-        "verdict",
+        "tokens", "ours", "us", "(a)", "us", "(b)", "us", "counts", "(b')", "us", "(c)", "us", "ratio",
+        "spread", "ratio'", "target", "verdict",
     ]  # fmt: skip
-    assert one.split() == ["1", "4.00", "7.99", "8.00", "yes", "8.00", "2.00", "2.00-2.00", "2.00", "missed"]
-    assert many.split() == ["256", "15.00", "16.91", "-", "no", "-", "1.13", "1.13-1.13", "-"]
+    assert one.split() == [
+        "1", "4.00", "7.99", "8.20", "yes", "6.00", "6.00", "2.00", "2.00-2.00", "1.50", "2.00", "missed",
+    ]  # fmt: skip
+    assert many.split() == ["256", "15.00", "16.91", "-", "no", "-", "-", "1.13", "1.13-1.13", "1.13", "-"]
+    assert len(header) < 110
+    assert header.index("ratio'") + len("ratio'") == one.index("1.50") + len("1.50")
     assert limit.strip() == "1 tokens: 4.26 empty kernels of 0.94 us (4.26-4.26), at most 4.5: met"
     assert who == "who:"
-    assert names[0].endswith(f"ours {FAST} | (b) {LIKE} | (c) {LIKE}  [16 splits are illegal here: 14 taken]")
+    assert names[0].endswith(
+        f"ours {FAST} | (b) vec 1 | (b') {LIKE} | (c) {LIKE}  [16 splits are illegal here: 14 taken]"
+    )
     data = json.loads(json.dumps([table.to_data(row) for row in rows]))
     assert data[0]["ours"] == {"arm": "fused", "config": {"tile_n": 2}, "each_us": [4.0, 4.0]}
     assert (data[0]["verdict"], data[1]["described"]) == ("missed", None)
+    assert data[0]["reproduced"] == {"who": ["vec 1", "vec 1"], "each_us": [8.2, 8.2]}
+    assert (data[0]["described"]["each_us"], data[0]["structure_ratios"]) == ([6.0, 6.0], [1.5, 1.5])
+    assert (data[1]["reproduced"], data[1]["stands_in"]) == (None, False)
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <setjmp.h>
+#include <type_traits>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -42,6 +44,7 @@ struct bfloat16_t {
 };
 struct __nv_bfloat162 { bfloat16_t x, y; };
 static __nv_bfloat162 __float22bfloat162_rn(float2 pair) { return {bfloat16_t(pair.x), bfloat16_t(pair.y)}; }
+static float2 __bfloat1622float2(__nv_bfloat162 pair) { return {pair.x, pair.y}; }
 static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 static float rsqrtf(float value) { return 1 / std::sqrt(value); }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -227,6 +230,38 @@ template <class P> void warpgroup_fence_operand(P *, int) {}
 template <class V> V warp_reduce_sum(V value) {
   for (int apart = 16; apart; apart /= 2) value += host::exchange(value, host::current ^ apart, -apart);
   return value;
+}
+// The sum over neighbouring threads from `first` on, whole warps that meet at a barrier of their own.
+struct SumOp {};
+template <int threads> struct NamedBarrier {
+  static void sync() { host::meet({-2000, 0}, threads); }
+};
+template <class Op, int threads, int apart, int first, class Barrier> struct AllReduce {
+  static_assert(std::is_same<Op, SumOp>::value && apart == 1, "not known");
+  static float run(float value, float *shared) {
+    Barrier::sync();
+    shared[threadIdx.x - first] = value;
+    Barrier::sync();
+    return std::accumulate(shared, shared + threads, 0.0f);
+  }
+};
+// What is copied asynchronously arrives as late as it may: at the wait for its group.
+struct Copy { void *to; const void *from; };
+static std::map<unsigned, std::vector<std::vector<Copy>>> copies;
+static std::vector<std::vector<Copy>> &groups() {
+  auto &mine = copies[host::current];
+  if (mine.empty()) mine.emplace_back();
+  return mine;
+}
+template <int bytes> void cp_async_gs(void *to, const void *from) {
+  static_assert(bytes == 16, "not known");
+  groups().back().push_back({to, from});
+}
+static void cp_async_commit() { groups().emplace_back(); }
+template <int pending> void cp_async_wait() {
+  auto &mine = groups();
+  for (; mine.size() > pending + 1; mine.erase(mine.begin()))
+    for (auto &copy : mine.front()) std::memcpy(copy.to, copy.from, 16);
 }
 static float fast_rcp(float value) { return 1 / value; }
 static void __sync_thread_partial(int barrier, int count) { host::meet({-1000 - barrier, 0}, count); }

@@ -42,16 +42,20 @@ class OnHost:
     """Stands in for a compiled CUDA kernel: takes the same arguments, on the CPU."""
 
     def __init__(
-        self, variant: Variant, folder: Path, change: Callable[[str], str] = lambda source: source
+        self,
+        variant: Variant,
+        folder: Path,
+        change: Callable[[str], str] = lambda source: source,
+        factory: Callable[[Variant], Callable[..., Any]] = _factory,
     ) -> None:
         """Generate the source and compile it with g++ into a folder; nvcc is not needed.
 
-        `change` plants a fault.
+        `change` plants a fault; `factory` returns what builds a variant's program.
         """
         import tilelang
         from tilelang import tvm
 
-        self._program = _factory(variant)(**dict(variant.params))
+        self._program = factory(variant)(**dict(variant.params))
         target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
         with tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG), target:
             lowered = tilelang.lower(self._program, target=target)
