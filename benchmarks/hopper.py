@@ -7,10 +7,11 @@ With `--measure`, on a GPU: sweeps `benchmarks/hopper.toml` at the hidden size o
 delayed seam, whatever the model), `--runs` times with other seeds, into DB. The baselines of our kernels race
 in the same sweeps; before each run yardsticks are timed and kept in DB.yardsticks.json: an empty kernel,
 copies, and what ships as it is described, its epilogue included. Run again it goes on with what is not
-complete; another candidate or another source is another sweep. With `--until layer_input` the same without
-yardsticks, and without baselines: theirs is complete at their end. Then, and without `--measure` on any
-machine: the tables of each hidden size, from the newest sweep and those of other seeds that raced the same.
-`--seams` instead: the other seams, from the newest sweep of each in DB, which
+complete; another candidate or another source is another sweep. With `--until layer_input` it sweeps
+`benchmarks/hopper_early.toml`, without yardsticks and baselines: theirs is complete at their end.
+
+Then, and without `--measure` on any machine: the tables of each hidden size, from the newest sweep and those
+of other seeds that raced the same. `--seams` instead: the other seams, from the newest sweep of each in DB, which
 `mhctune sweep --sweep seams --tokens 1,8,32,128,512,1024,4096` makes.
 """
 
@@ -58,7 +59,10 @@ from mhctune.db.tuning import Incomplete, Racing, Tuned, Tuning
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.until import END, LAYER_INPUT, UNTIL, brief, until_of
 
-SWEEP = str(Path(__file__).with_name("hopper.toml"))
+SWEEPS = {
+    END: str(Path(__file__).with_name("hopper.toml")),
+    LAYER_INPUT: str(Path(__file__).with_name("hopper_early.toml")),
+}
 SEAM = "post_pre_delayed"
 MODELS = ("deepseek-v4-flash", "deepseek-v4.1-flash", "deepseek-v4-pro")
 ENDED = (SweepState.COMPLETE, SweepState.INCOMPLETE)
@@ -283,7 +287,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL")
     parser.add_argument("--until", choices=UNTIL, default=END, help="what --measure times")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--sweep", default=SWEEP, metavar="TOML")
+    parser.add_argument("--sweep", metavar="TOML", help="default: that of --until")
     parser.add_argument("--seams", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -310,7 +314,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     yardsticks = Path(f"{given.db}.yardsticks.json")
     if given.measure:
         device = detect()
-        plans = plans_of(target_of("auto", device), given.sweep, hidden_sizes, given.runs, given.until)
+        sweep = given.sweep or SWEEPS[given.until]
+        plans = plans_of(target_of("auto", device), sweep, hidden_sizes, given.runs, given.until)
         measure(given.db, plans, device.free_bytes, yardsticks)
     if given.seams:
         return seams(list(stored(given.db)))
