@@ -11,8 +11,8 @@ complete; another candidate or another source is another sweep. With `--until la
 `benchmarks/hopper_early.toml`, without yardsticks and baselines: theirs is complete at their end.
 
 Then, and without `--measure` on any machine: the tables of each hidden size, from the newest sweep and those
-of other seeds that raced the same. `--seams` instead: the other seams, from the newest sweep of each in DB, which
-`mhctune sweep --sweep seams --tokens 1,8,32,128,512,1024,4096` makes.
+of other seeds that raced the same. `--seams` instead: the other seams, from the newest sweep of each in DB,
+which `mhctune sweep --sweep seams --tokens 1,8,32,128,512,1024,4096` makes.
 """
 
 from __future__ import annotations
