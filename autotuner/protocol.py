@@ -49,7 +49,8 @@ class Protocol:
         l2: `warm` (the same buffers every launch) or `cold` (slots in turn, `mhctune.autotuner.slots`).
         pdl: Whether kernels may begin before the one ahead of them has ended (programmatic dependent
             launch), as on a GPU when served. No seam lets the next one's first kernel begin before its own
-            last one ends, so that unrolled seams overlap as behind a foreign kernel.
+            last one ends, so that unrolled seams overlap as behind a foreign kernel; `released` does, whose
+            last launch is for the sublayer to overlap.
         seed: Of the inputs; cell by cell the token count is added.
         until: `end` times the whole launch, `layer_input` the launches up to the one that completes the layer
             input: two numbers that are never compared. On a GPU a kernel of nobody's stands behind each of

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from described_epilogue import described_epilogue
 from hopper_baselines import described
-from hopper_yardstick import Asked
+from hopper_yardstick import Asked, NoReproduction
 
 from mhctune.autotuner.graph import CapturedGraph
 from mhctune.autotuner.protocol import UNROLL
@@ -123,7 +123,7 @@ def described_us(
     `overhead_us` tells what so many replays of a graph without nodes take.
 
     Raises:
-        RuntimeError: a reproduction computes something else.
+        NoReproduction: one computes something else.
     """
     seam, taken, who = find_seam(asked.seam), {}, {}
     for count in asked.token_counts:
@@ -177,9 +177,9 @@ def check(seam: Seam, problem: Problem, made: Reproduction, inputs: Tensors, out
     """Hold what a reproduction wrote to the reference.
 
     Raises:
-        RuntimeError: an element was not written, or is further off than the seam allows.
+        NoReproduction: an element was not written, or is further off than the seam allows.
     """
     wrong = [str(each) for each in seam.check(problem, inputs, outputs) if not each.ok]
     if wrong:
         tokens = outputs["layer_input"].shape[0]
-        raise RuntimeError(f"{made} at {tokens} tokens is no reproduction: {'; '.join(wrong)}")
+        raise NoReproduction(f"{made} at {tokens} tokens is no reproduction: {'; '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""The epilogue of what ships, written from its description: one token a block, Sinkhorn in one thread.
+"""The epilogue of what ships, written from its description: one token a block, Sinkhorn in one warp.
 
 For the yardstick of `described.py` alone: `kernels/cuda/epilogue.py` is ours, which is held against it.
 """
@@ -16,16 +16,17 @@ STAGES = 2
 
 @T.macro
 def _normalise(matrix, total, eps, by_rows):
-    """Divide each row, or each column, of a 4x4 matrix by its sum + eps."""
+    """Normalise each row, or each column, of a 4x4 matrix by its sum + eps."""
     for i in T.unroll(4):
         total[0] = eps
         for j in T.unroll(4):
             total[0] = total[0] + (matrix[i, j] if by_rows else matrix[j, i])
+        total[0] = T.float32(1) / total[0]
         for j in T.unroll(4):
             if by_rows:
-                matrix[i, j] = matrix[i, j] / total[0]
+                matrix[i, j] = matrix[i, j] * total[0]
             else:
-                matrix[j, i] = matrix[j, i] / total[0]
+                matrix[j, i] = matrix[j, i] * total[0]
 
 
 @T.macro
@@ -35,9 +36,9 @@ def _sinkhorn(matrix, total, iterations, eps):
         total[0] = T.max(T.max(matrix[i, 0], matrix[i, 1]), T.max(matrix[i, 2], matrix[i, 3]))
         for j in T.unroll(4):
             matrix[i, j] = T.exp(matrix[i, j] - total[0])
-        total[0] = matrix[i, 0] + matrix[i, 1] + matrix[i, 2] + matrix[i, 3]
+        total[0] = T.float32(1) / (matrix[i, 0] + matrix[i, 1] + matrix[i, 2] + matrix[i, 3])
         for j in T.unroll(4):
-            matrix[i, j] = matrix[i, j] / total[0] + eps
+            matrix[i, j] = matrix[i, j] * total[0] + eps
     _normalise(matrix, total, eps, 0)
     for _ in T.serial(iterations - 1):
         _normalise(matrix, total, eps, 1)
@@ -58,8 +59,8 @@ def described_epilogue(hidden_size: int, n_splits: int, sinkhorn_iters: int, car
     and a second pass multiplies. It waits for the kernel ahead first, and lets the next one begin last.
 
     Left open, and chosen here: a thread adds the column that its number has modulo 24, and each its own sum
-    of squares; the lanes of warp 0 all compute the same matrix, with IEEE divisions, and the first stores it;
-    the loop of iterations is not unrolled.
+    of squares; the lanes of warp 0 all compute the same matrix, with one IEEE division a line and not four,
+    which is faster, and the first stores it; the loop of iterations is not unrolled.
 
     Args:
         hidden_size: H; a multiple of 512, as 64 threads copy 8 elements each.

@@ -33,7 +33,7 @@ from hopper_early import early_lines, early_row_of
 from hopper_early import to_data as early_data
 from hopper_seams import seams
 from hopper_table import LEGEND, RECORDED_ON, Row, Run, limits_of, lines, row_of, run_of, to_data
-from hopper_yardstick import Asked, Yardstick
+from hopper_yardstick import Asked, NoReproduction, Yardstick
 from shipped import shipped as recorded_us
 from shipped import stored
 
@@ -102,6 +102,7 @@ def measure(db: str, plans: Sequence[SweepPlan], free_bytes: int, yardsticks: Pa
     Raises:
         Stopped: asked to; every finished round is kept.
         BudgetError: no room for any candidate.
+        NoReproduction: what ships was not reproduced.
     """
     todo = left(db, plans)
     print(f"{len(plans) - len(todo)} of {len(plans)} sweeps are complete", flush=True)
@@ -297,7 +298,7 @@ def main() -> None:
         data = run(given)
     except Stopped:
         sys.exit(f"stopped cleanly; finished rounds are in {given.db}. Run the same command to resume.")
-    except (BudgetError, ConfigError, DatabaseError, NoArm, OtherDevice) as error:
+    except (BudgetError, ConfigError, DatabaseError, NoArm, NoReproduction, OtherDevice) as error:
         sys.exit(str(error))
     if given.json:
         given.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -308,7 +309,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         Stopped: asked to.
-        BudgetError, ConfigError, DatabaseError, NoArm, OtherDevice: what cannot be measured or read.
+        BudgetError, ConfigError, DatabaseError, NoArm, NoReproduction, OtherDevice: what cannot be measured
+            or read.
     """
     hidden_sizes = [load_model(name).hidden_size for name in given.models]
     yardsticks = Path(f"{given.db}.yardsticks.json")

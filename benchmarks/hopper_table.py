@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopper_baselines import Described, is_unfused
+from hopper_baselines import SPLITS, Described, is_unfused
 from hopper_yardstick import Yardstick
 
 from mhctune.autotuner.records import Measurement, Trial
@@ -85,7 +85,7 @@ class Row:
         ours: The fastest candidate.
         shipped_us: (a), recorded as shipped; None where nothing was recorded for the device.
         reproduced: (b), what ships as described, its epilogue too; None where a run has no such yardstick.
-        described: (b'), the fastest of the described structure with our epilogue.
+        structure: (b'), the fastest of the described structure with our epilogue.
         counts: Whether (b) is a baseline: near (a), or faster. None without (a). Of (b') where it stands in.
         own: (c), the fastest of the unfused route, whatever its splits.
         ratios: In each run the faster of (a) and a (b) that counts, over ours; without (a) it is (b).
@@ -98,7 +98,7 @@ class Row:
     ours: Timed
     shipped_us: float | None
     reproduced: Reproduced | None
-    described: Timed | None
+    structure: Timed | None
     counts: bool | None
     own: Timed | None
     ratios: tuple[float, ...]
@@ -109,7 +109,7 @@ class Row:
     @property
     def stands_in(self) -> bool:
         """Whether (b') is taken as (b), which was not measured in every run."""
-        return self.reproduced is None and self.described is not None
+        return self.reproduced is None and self.structure is not None
 
     @property
     def ratio(self) -> float | None:
@@ -124,11 +124,17 @@ class Row:
     @property
     def verdict(self) -> str:
         """Whether the target is met, beyond the spread of the runs."""
+        return self._verdict(self.ratios)
+
+    @property
+    def structure_verdict(self) -> str:
+        """The same with (b') instead of (b)."""
+        return self._verdict(self.structure_ratios)
+
+    def _verdict(self, ratios: Sequence[float]) -> str:
         if self.target is None:
             return ""
-        if self.shipped_us is None:
-            return "no record"
-        return verdict(self.ratios, self.target)
+        return "no record" if self.shipped_us is None else verdict(ratios, self.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,17 +251,17 @@ def _yard(yardstick: Yardstick | None, what: str, num_tokens: int) -> float | No
 HEADER = (
     f"{'tokens':>6} {'ours us':>8} {'(a) us':>8} {'(b) us':>8} {'counts':>6} "
     f" (b') us {'(c) us':>8} "
-    f"{'ratio':>6} {'spread':>11} ratio' {'target':>6} verdict"
+    f"{'ratio':>6} {'spread':>11} {'target':>6} {'verdict':<17} ratio' verdict'"
 )
 LEGEND = (
-    "(a) recorded as shipped; (b) as described, its epilogue too, timed before each run: it counts up to "
-    f"{NEAR - 1:.0%} above (a);\n"
+    "(a) recorded as shipped; (b) as described, its epilogue too, timed alone before the races of a run: it "
+    f"counts up to {NEAR - 1:.0%} above (a);\n"
     "(b') the described structure with our epilogue, in the races: where a run has no (b) it stands in, and "
     "counts is marked ';\n"
-    "(c) the unfused route with its own best split;\n"
+    f"(c) the unfused route with the best of the rule's splits and {', '.join(map(str, SPLITS))};\n"
     "ratio: the faster of (a) and a (b) that counts, over ours, median of the runs, which the verdict is of; "
     "spread: least to most;\n"
-    "ratio': the same with (b') in place of (b)"
+    "ratio', verdict': the same with (b') in place of (b): harder, as our epilogue is of what is tested"
 )
 
 
@@ -267,8 +273,8 @@ def lines(rows: Sequence[Row], limits: Sequence[AtMost]) -> Iterator[str]:
         target = f"{row.target:.2f}" if row.target else "-"
         yield (
             f"{row.num_tokens:6} {row.ours.us:8.2f} {_us(row.shipped_us)} {_us(row.reproduced)} {counts:>6} "
-            f"{_us(row.described)} {_us(row.own)} {_number(row.ratio)} {_spread(row.ratios)} "
-            f"{_number(row.structure_ratio)} {target:>6} {row.verdict}".rstrip()
+            f"{_us(row.structure)} {_us(row.own)} {_number(row.ratio)} {_spread(row.ratios)} "
+            f"{target:>6} {row.verdict:<17} {_number(row.structure_ratio)} {row.structure_verdict}".rstrip()
         )
     if absent := ", ".join(str(row.num_tokens) for row in rows if row.stands_in):
         yield f"at {absent} tokens not every run has timed (b): (b') stands in for it"
@@ -282,7 +288,7 @@ def lines(rows: Sequence[Row], limits: Sequence[AtMost]) -> Iterator[str]:
     for row in rows:
         named = (
             ("ours", row.ours and [row.ours.candidate]), ("(b)", row.reproduced and row.reproduced.who),
-            ("(b')", row.described and [row.described.candidate]), ("(c)", row.own and [row.own.candidate]),
+            ("(b')", row.structure and [row.structure.candidate]), ("(c)", row.own and [row.own.candidate]),
         )  # fmt: skip
         texts = [f"{name} {', '.join(dict.fromkeys(map(str, who)))}" for name, who in named if who]
         yield f"{row.num_tokens:6} {' | '.join(texts)}{f'  [{row.note}]' if row.note else ''}"
@@ -290,11 +296,12 @@ def lines(rows: Sequence[Row], limits: Sequence[AtMost]) -> Iterator[str]:
 
 def to_data(row: Row) -> dict[str, Any]:
     """Return a row as JSON-able data."""
-    timed = {"ours": row.ours, "described": row.described, "own": row.own}
+    timed = {"ours": row.ours, "structure": row.structure, "own": row.own}
     return {
         "num_tokens": row.num_tokens, "shipped_us": row.shipped_us, "counts": row.counts,
         "ratios": row.ratios, "structure_ratios": row.structure_ratios, "target": row.target,
-        "verdict": row.verdict, "note": row.note, "stands_in": row.stands_in,
+        "verdict": row.verdict, "structure_verdict": row.structure_verdict,
+        "note": row.note, "stands_in": row.stands_in,
         "reproduced": row.reproduced and {"who": row.reproduced.who, "each_us": row.reproduced.each_us},
         **{name: _timed(each) for name, each in timed.items()},
     }  # fmt: skip

@@ -31,6 +31,10 @@ class Asked:
     seed: int
 
 
+class NoReproduction(RuntimeError):
+    """What was built as described computes something else than the seam."""
+
+
 @dataclass(frozen=True, slots=True)
 class Yardstick:
     """What a run is held against; `empty_us` is None without a GPU.

@@ -67,8 +67,8 @@ def cuda_yardstick(asked: Asked, compiled: Compiler) -> Yardstick:
     one ahead of it.
 
     Raises:
-        RuntimeError: a graph ran no kernel, there is no memory for a copy, or what is described computes
-            something else.
+        RuntimeError: a graph ran no kernel, or there is no memory for a copy.
+        NoReproduction: what is described computes something else.
     """
     device, empty = torch.device("cuda", torch.cuda.current_device()), empty_graph()
 

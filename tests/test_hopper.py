@@ -90,12 +90,12 @@ def test_two_runs_are_measured_once_and_make_the_table(
         assert (row["shipped_us"], row["counts"], row["verdict"]) == (None, None, "no record")
         assert (row["reproduced"], row["stands_in"]) == (None, True)
         assert row["structure_ratios"] == row["ratios"]
-        assert row["described"]["arm"] == "fused"
-        assert row["described"]["config"]["n_splits"] == 8
+        assert row["structure"]["arm"] == "fused"
+        assert row["structure"]["config"]["n_splits"] == 8
         assert row["own"]["arm"] == "unfused"
         assert len(row["ratios"]) == 2
         for ratio, ours, theirs in zip(
-            row["ratios"], row["ours"]["each_us"], row["described"]["each_us"], strict=True
+            row["ratios"], row["ours"]["each_us"], row["structure"]["each_us"], strict=True
         ):
             assert ratio == pytest.approx(theirs / ours)
 

@@ -23,10 +23,6 @@ COLLAPSE = Tunable(
 MIX_LANES = Tunable(
     "mix_lanes", (1, 32), "lanes that compute a token's coefficients: 32 for few tokens, 1 for many"
 )
-EARLY_NEXT = Tunable(
-    "early_next", (0, 1), "1: the next kernel may begin while the epilogue runs; 0: up to 16 tokens only"
-)
-EARLY_RULE = Constraint("early_next {early_next} must be 0 or 1", lambda c: c["early_next"] in (0, 1))
 TILE = ("tile_n", "n_splits", "n_thr", "vec", "block_m")
 
 
@@ -131,8 +127,6 @@ class CudaArm(PostPreArm):
 
     def _epilogue(self, problem: Problem, config: Config) -> Variant:
         flags = {"broadcast": 1} if self.form.broadcast else {}
-        if config.get("early_next"):
-            flags["early_next"] = 1
         if not problem.delayed:
             flags["delayed"] = 0
         return Variant.of(

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mhctune.kernels.cuda.arm import (
-    EARLY_NEXT,
-    EARLY_RULE,
-    MIX_LANES,
-    N_SPLITS,
-    TILE,
-    CudaArm,
-    tile_rules,
-)
+from mhctune.kernels.cuda.arm import MIX_LANES, N_SPLITS, TILE, CudaArm, tile_rules
 from mhctune.kernels.post_pre_arm import MIX_SIZE
 from mhctune.kernels.seam import Launch, Problem, Region, Tensors, Variant
 from mhctune.kernels.space import Config, Constraint, SearchSpace, Tunable
@@ -110,7 +102,7 @@ class FusedMma(_Fused):
     @property
     def preferred(self) -> Config:  # type: ignore[override]
         """Served without a table where it is legal."""
-        return self._preferred(n_splits=16, block_h=64, block_m=64, n_thr=128, early_next=0)
+        return self._preferred(n_splits=16, block_h=64, block_m=64, n_thr=128)
 
     def space(self, problem: Problem) -> SearchSpace:
         """Return the legal configs for a problem."""
@@ -122,7 +114,6 @@ class FusedMma(_Fused):
                 Tunable("block_h", (16, 32, 64, 128), "elements of H a program holds of each stream"),
                 Tunable("block_m", (16, 32, 64), "tokens a program shares the weights among"),
                 Tunable("n_thr", (128, 256), "threads of a program; 256: two programs an SM"),
-                EARLY_NEXT,
                 *self._epilogue_tunables,
             ),
             (
@@ -150,7 +141,6 @@ class FusedMma(_Fused):
                     "{n_thr} threads: it loads two neighbours or more at once, and holds them in registers",
                     lambda c: 2 * c["n_thr"] <= c["block_m"] * c["block_h"] <= 64 * c["n_thr"],
                 ),
-                EARLY_RULE,
                 *self._epilogue_rules(problem),
             ),
         )
@@ -181,7 +171,7 @@ class FusedWs(_Fused):
     @property
     def preferred(self) -> Config:  # type: ignore[override]
         """Served without a table where it is legal."""
-        return self._preferred(n_splits=8, cache=1, mix_lanes=32, early_next=0)
+        return self._preferred(n_splits=8, cache=1, mix_lanes=32)
 
     def space(self, problem: Problem) -> SearchSpace:
         """Return the legal configs for a problem."""
@@ -192,7 +182,6 @@ class FusedWs(_Fused):
                 N_SPLITS,
                 Tunable("cache", (0, 1, 2), "1 stores streams past the L2, 2 also loads them so"),
                 MIX_LANES,
-                EARLY_NEXT,
                 *self._epilogue_tunables,
             ),
             (
@@ -202,19 +191,13 @@ class FusedWs(_Fused):
                     lambda c: c["n_splits"] > 0 and hidden % (64 * c["n_splits"]) == 0,
                 ),
                 Constraint("cache {cache} must be 0, 1 or 2", lambda c: c["cache"] in (0, 1, 2)),
-                EARLY_RULE,
                 Constraint(
                     "mix_lanes {mix_lanes} must be 32, or 1 where the layer input is delayed (else the "
-                    "collapse waits for one lane), epilogue_thr {epilogue_thr} is 64 or more (a warp has "
-                    "comb, one pre and post) and early_next {early_next} is 0 (its many programs come first)",
+                    "collapse waits for one lane) and epilogue_thr {epilogue_thr} is 64 or more: a warp has "
+                    "comb, one pre and post",
                     lambda c: (
                         c["mix_lanes"] == 32
-                        or (
-                            c["mix_lanes"] == 1
-                            and problem.delayed
-                            and c["epilogue_thr"] >= 64
-                            and c["early_next"] == 0
-                        )
+                        or (c["mix_lanes"] == 1 and problem.delayed and c["epilogue_thr"] >= 64)
                     ),
                 ),
                 *self._epilogue_rules(problem),

@@ -114,10 +114,9 @@ def post_pre_mma(
                 # The tensor cores read shared memory through another proxy: each writer fences first.
                 T.fence_proxy_async()
                 T.sync_threads()
-                if blocks > 1:
-                    next_block = T.min(block + 1, blocks - 1)
+                if block < blocks - 1:
                     load_weights(
-                        fn, weights, split * split_h + next_block * block_h, thread, weight_parts, n_thr,
+                        fn, weights, split * split_h + (block + 1) * block_h, thread, weight_parts, n_thr,
                         width, block_h,
                     )  # fmt: skip
                 # Tensor cores truncate as they accumulate: over all of K that is 2.4e-5 in the coefficients,
@@ -127,7 +126,8 @@ def post_pre_mma(
                     for i, j in T.Parallel(block_m, 3 * TERM_ROWS):
                         sums[i, j] = sums[i, j] + block_sums[i, j]
                     T.sync_threads()
-                    store_terms(weights, terms, thread, weight_parts, n_thr, width)
+                    if block < blocks - 1:
+                        store_terms(weights, terms, thread, weight_parts, n_thr, width)
             for part in T.unroll(parts):
                 for distance in T.unroll(lanes.bit_length() - 1):
                     squares[part] = squares[part] + T.shfl_xor(squares[part], 1 << distance)

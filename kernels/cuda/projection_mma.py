@@ -82,8 +82,8 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
                 # The tensor cores read shared memory through another proxy: each writer fences first.
                 T.fence_proxy_async()
                 T.sync_threads()
-                if blocks > 1:
-                    next_k = split * split_k + T.min(block + 1, blocks - 1) * block_k
+                if block < blocks - 1:
+                    next_k = split * split_k + (block + 1) * block_k
                     load_rows(residual, rows, next_k, thread, stored)
                     load_weights(fn, weights, next_k, thread, weight_parts, THREADS, block_k, block_k)
                 # Tensor cores truncate as they accumulate: over all of K that is 2.4e-5 in the coefficients,
@@ -93,7 +93,8 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
                     for i, j in T.Parallel(BLOCK_M, 3 * TERM_ROWS):
                         sums[i, j] = sums[i, j] + block_sums[i, j]
                     T.sync_threads()
-                    store_terms(weights, terms, thread, weight_parts, THREADS, block_k)
+                    if block < blocks - 1:
+                        store_terms(weights, terms, thread, weight_parts, THREADS, block_k)
             for part in T.unroll(row_parts):
                 for distance in T.unroll(lanes.bit_length() - 1):
                     squares[part] = squares[part] + T.shfl_xor(squares[part], 1 << distance)

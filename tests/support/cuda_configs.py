@@ -26,18 +26,13 @@ def _fused(ahead: int, *values: int) -> Candidate:
     return Candidate.of("fused", {**_tiled("fused", *values).config, "ahead": ahead})
 
 
-def _mma(
-    n_splits: int, block_h: int, block_m: int, epilogue: dict[str, int], n_thr: int = 128, early_next: int = 0
-) -> Candidate:
+def _mma(n_splits: int, block_h: int, block_m: int, epilogue: dict[str, int], n_thr: int = 128) -> Candidate:
     tile = {"n_splits": n_splits, "block_h": block_h, "block_m": block_m, "n_thr": n_thr}
-    tile["early_next"] = early_next
     return Candidate.of("fused_mma", tile | epilogue)
 
 
-def _ws(
-    n_splits: int, cache: int, mix_lanes: int, epilogue: dict[str, int], early_next: int = 0
-) -> Candidate:
-    tile = {"n_splits": n_splits, "cache": cache, "mix_lanes": mix_lanes, "early_next": early_next}
+def _ws(n_splits: int, cache: int, mix_lanes: int, epilogue: dict[str, int]) -> Candidate:
+    tile = {"n_splits": n_splits, "cache": cache, "mix_lanes": mix_lanes}
     return Candidate.of("fused_ws", tile | epilogue)
 
 
@@ -51,12 +46,12 @@ CONFIGS = (
     _mma(32, 32, 16, EARLY),
     _mma(8, 128, 32, EARLY),
     _mma(4, 64, 64, EARLY),
-    _mma(16, 64, 64, EARLY, 256, 1),
+    _mma(16, 64, 64, EARLY, 256),
     _mma(16, 32, 64, EPILOGUE, 256),
     _ws(16, 0, 32, EPILOGUE),
     _ws(8, 2, 1, EARLY),
     _ws(1, 1, 1, EPILOGUE),
-    _ws(2, 1, 32, EARLY, 1),
+    _ws(2, 1, 32, EARLY),
     _tiled("unfused", 4, 16, 64, 4, 4),
     Candidate.of("unfused", {**_tiled("unfused", 6, 32, 64, 2, 8).config, **EARLY}),
     Candidate.of("unfused_mma", {"n_splits": 64, "block_k": 64} | EPILOGUE),
