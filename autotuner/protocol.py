@@ -48,8 +48,8 @@ class Protocol:
             without nodes is replayed as often and subtracted.
         l2: `warm` (the same buffers every launch) or `cold` (slots in turn, `mhctune.autotuner.slots`).
         pdl: Whether kernels may begin before the one ahead of them has ended (programmatic dependent
-            launch), as on a GPU when served. No seam lets the next one's first kernel begin before its own
-            last one ends, so that unrolled seams overlap as behind a foreign kernel; `released` does, whose
+            launch), as on a GPU when served. A seam lets the next one's first kernel begin where its own last
+            one stores its last results and not before, as what ships does; `released` does before, as its
             last launch is for the sublayer to overlap.
         seed: Of the inputs; cell by cell the token count is added.
         until: `end` times the whole launch, `layer_input` the launches up to the one that completes the layer

@@ -24,9 +24,10 @@ def epilogue(
     A delayed layer input needs only the incoming pre-mix, so the collapse and its norm run beside the mixes
     and the Sinkhorn iterations without waiting for each other: the collapsing threads have a barrier of
     their own. Otherwise they wait for the pre-mix, and not for Sinkhorn. Weights are loaded before
-    `pdl_sync`; the pre-mix comes from a kernel before the one ahead, and may not be. The next kernel waits
-    for the end: begun early it takes 0.1 to 0.8 us less up to 512 tokens where it is our own first kernel
-    again, as in a graph of one seam, and as no runtime launches it.
+    `pdl_sync`; the pre-mix comes from a kernel before the one ahead, and may not be. The next kernel may
+    begin at the end, when comb is stored, as behind the epilogue that ships. Begun at once it takes 0.1 to
+    0.8 us less up to 512 tokens where it is our own first kernel again: in a graph of one seam, and in no
+    runtime.
 
     Args:
         hidden_size: H; a multiple of `n_thr * vec`.
@@ -119,5 +120,8 @@ def epilogue(
                     sums, thread < n_thr + 32, thread % 32, token, next_post, next_comb, next_pre, delayed,
                     sinkhorn_iters, hc_pre_eps, sinkhorn_eps, post_mult,
                 )  # fmt: skip
+                # One thread speaks for its program: that of comb, which ends last.
+                if thread < n_thr + 32:
+                    T.pdl_trigger()
 
     return mhctune_epilogue
