@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,12 +28,28 @@ def problems(seam: Seam, hidden: int) -> list[Problem]:
     return list(dict.fromkeys(seam.canonical(Problem(hidden, **flags)) for flags in FLAGS))
 
 
-@functools.cache  # to walk all spaces takes tens of seconds
+@functools.cache
 def some(arm: Arm, problem: Problem, count: int = 3) -> list[Candidate]:
-    """The preferred config where it is legal, and legal ones from all over the space."""
+    """The preferred config where it is legal, and legal ones from all over the space.
+
+    The first from each of `count` places on: to walk all spaces would take tens of seconds.
+    """
     space = arm.space(problem)
-    legal = list(space.legal())
-    picked = [legal[len(legal) * at // count] for at in range(count)]
+    values = [tunable.values for tunable in space.tunables]
+    size = math.prod(map(len, values))
+
+    def point(index: int) -> dict[str, int]:
+        config = {}
+        for tunable in reversed(space.tunables):
+            index, at = divmod(index, len(tunable.values))
+            config[tunable.name] = tunable.values[at]
+        return config
+
+    def first(start: int) -> dict[str, int]:
+        points = (point((start + step) % size) for step in range(size))
+        return next(config for config in points if not space.refusals(config))
+
+    picked = [Candidate.of(arm.name, first(size * at // count)) for at in range(count)]
     preferred = [] if space.refusals(arm.preferred) else [Candidate.of(arm.name, arm.preferred)]
     return list(dict.fromkeys([*preferred, *picked]))
 
@@ -43,19 +60,18 @@ def cases() -> Iterator[Any]:
             yield pytest.param(seam, hidden, id=f"{seam.name}-{hidden}")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm(compiler: Compiler) -> None:
-    """Compile everything at once, on all cores; in the order of the tests, so that the first begin early."""
-    for seam, hidden in (case.values for case in cases()):
-        for problem in problems(seam, hidden):
-            for arm in seam.arms("cuda"):
-                for candidate in some(arm, problem):
-                    compiler.request(arm.variants(problem, candidate.config))
-    for name in HAVE_AUX:
-        problem = SEAMS[name].canonical(Problem(5120, aux=True))
-        for arm in SEAMS[name].arms("cuda"):
-            for candidate in some(arm, problem, 2):
-                compiler.request(arm.variants(problem, candidate.config))
+Chosen = list[tuple[Problem, Arm, Candidate]]
+
+
+@pytest.fixture
+def warm(compiler: Compiler) -> Callable[[Chosen], None]:
+    """Compile all that a test launches at once, on all cores."""
+
+    def request(chosen: Chosen) -> None:
+        for problem, arm, candidate in chosen:
+            compiler.request(arm.variants(problem, candidate.config))
+
+    return request
 
 
 @pytest.fixture
@@ -71,10 +87,17 @@ def launch_of(compiler: Compiler) -> Callable[..., tuple[Launch, OutputBuffers]]
 
 @pytest.mark.parametrize(("seam", "hidden"), list(cases()))
 def test_every_arm_of_every_seam_is_right(
-    seam: Seam, hidden: int, launch_of: Callable[..., Any], seed: int, record_property: Callable[..., None]
+    seam: Seam,
+    hidden: int,
+    warm: Callable[[Chosen], None],
+    launch_of: Callable[..., Any],
+    seed: int,
+    record_property: Callable[..., None],
 ) -> None:
+    arms = seam.arms("cuda")
+    warm([(p, arm, c) for p in problems(seam, hidden) for arm in arms for c in some(arm, p)])
     for problem in problems(seam, hidden):
-        chosen = [(arm, c.config) for arm in seam.arms("cuda") for c in some(arm, problem)]
+        chosen = [(arm, c.config) for arm in arms for c in some(arm, problem)]
         for at, tokens in enumerate(TOKENS):
             regime = seam.regimes[at % len(seam.regimes)]
             inputs = seam.inputs(problem, tokens, seed + at, "cuda", regime)
@@ -92,9 +115,10 @@ def test_every_arm_of_every_seam_is_right(
 
 @pytest.mark.parametrize("name", sorted(name for name, seam in SEAMS.items() if seam.arms("cuda")))
 def test_a_captured_seam_is_replayed_with_other_inputs(
-    name: str, launch_of: Callable[..., Any], seed: int
+    name: str, warm: Callable[[Chosen], None], launch_of: Callable[..., Any], seed: int
 ) -> None:
     seam, tokens = SEAMS[name], 17
+    warm([(p, arm, some(arm, p, 1)[0]) for p in problems(seam, 5120) for arm in seam.arms("cuda")])
     for problem in problems(seam, 5120):
         inputs = seam.inputs(problem, tokens, seed, "cuda")
         others = seam.inputs(problem, tokens, seed + 1, "cuda")
@@ -120,7 +144,11 @@ def test_a_captured_seam_is_replayed_with_other_inputs(
 
 
 @pytest.mark.parametrize("tokens", [1, 33, 257])
-def test_the_mean_is_that_of_torch_to_the_bit(tokens: int, launch_of: Callable[..., Any], seed: int) -> None:
+def test_the_mean_is_that_of_torch_to_the_bit(
+    tokens: int, warm: Callable[[Chosen], None], launch_of: Callable[..., Any], seed: int
+) -> None:
+    asked = [(SEAMS[name], SEAMS[name].canonical(Problem(5120, aux=True))) for name in HAVE_AUX]
+    warm([(p, arm, c) for seam, p in asked for arm in seam.arms("cuda") for c in some(arm, p, 2)])
     for name in HAVE_AUX:
         seam = SEAMS[name]
         problem = seam.canonical(Problem(5120, aux=True))
