@@ -90,14 +90,8 @@ def compile_one(variant: Variant) -> compiler.Compiled:
     """Compile a variant of ours, or the described epilogue; TileLang's cache on disk is used for both."""
     if variant.kernel != EPILOGUE:
         return compiler.compile_variant(variant)
-    import tilelang
-
-    with compiler._tracing:
-        program = described_epilogue(**dict(variant.params))
-    target = {"kind": "cuda", "arch": compiler.cuda_arch()}
-    kernel = tilelang.compile(program, target=target, pass_configs=PASSES)
-    compiler._finish(kernel)
-    return compiler.Compiled(kernel, "")
+    options = {"target": {"kind": "cuda", "arch": compiler.cuda_arch()}, "pass_configs": PASSES}
+    return compiler.compile_program(str(variant), lambda: described_epilogue(**dict(variant.params)), options)
 
 
 def compile_all(asked: Iterable[Asked]) -> compiler.Compiler:

@@ -56,6 +56,7 @@ from mhctune.db.engine import DatabaseError
 from mhctune.db.repository import Repository
 from mhctune.db.rows import StoredSweep
 from mhctune.db.tuning import Incomplete, Racing, Tuned, Tuning
+from mhctune.kernels.compiler import CompileError
 from mhctune.kernels.registry import seam as find_seam
 from mhctune.kernels.until import END, LAYER_INPUT, UNTIL, brief, until_of
 
@@ -102,7 +103,7 @@ def measure(db: str, plans: Sequence[SweepPlan], free_bytes: int, yardsticks: Pa
     Raises:
         Stopped: asked to; every finished round is kept.
         BudgetError: no room for any candidate.
-        NoReproduction: what ships was not reproduced.
+        CompileError, NoReproduction: what ships was not reproduced.
     """
     todo = left(db, plans)
     print(f"{len(plans) - len(todo)} of {len(plans)} sweeps are complete", flush=True)
@@ -298,7 +299,9 @@ def main() -> None:
         data = run(given)
     except Stopped:
         sys.exit(f"stopped cleanly; finished rounds are in {given.db}. Run the same command to resume.")
-    except (BudgetError, ConfigError, DatabaseError, NoArm, NoReproduction, OtherDevice) as error:
+    except (
+        BudgetError, CompileError, ConfigError, DatabaseError, NoArm, NoReproduction, OtherDevice,
+    ) as error:  # fmt: skip
         sys.exit(str(error))
     if given.json:
         given.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -309,8 +312,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         Stopped: asked to.
-        BudgetError, ConfigError, DatabaseError, NoArm, NoReproduction, OtherDevice: what cannot be measured
-            or read.
+        BudgetError, CompileError, ConfigError, DatabaseError, NoArm, NoReproduction, OtherDevice: what
+            cannot be measured or read.
     """
     hidden_sizes = [load_model(name).hidden_size for name in given.models]
     yardsticks = Path(f"{given.db}.yardsticks.json")

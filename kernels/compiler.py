@@ -127,16 +127,29 @@ def compile_variant(variant: Variant, passes: Passes | None = None) -> Compiled:
     Raises:
         CompileError: TileLang or the C compiler refused it.
     """
+
+    def build() -> Any:
+        return _factory(variant)(**dict(variant.params))
+
+    return compile_program(str(variant), build, _options(variant.target, passes))
+
+
+def compile_program(name: str, build: Callable[[], Any], options: Mapping[str, Any]) -> Compiled:
+    """Compile what `build` returns, a TileLang program, with these options of `tilelang.compile`.
+
+    Raises:
+        CompileError: TileLang or the compiler behind it refused the program, which the message names.
+    """
     import tilelang
 
     try:
         with _tracing:
-            program = _factory(variant)(**dict(variant.params))
-        kernel = tilelang.compile(program, **_options(variant.target, passes))
-        if variant.target == "cuda":
+            program = build()
+        kernel = tilelang.compile(program, **options)
+        if options["target"] != "c":
             _finish(kernel)
     except Exception as error:  # a compiler may raise anything; the trial records it
-        raise CompileError(f"{variant}: {type(error).__name__}: {error}") from error
+        raise CompileError(f"{name}: {type(error).__name__}: {error}") from error
     return Compiled(kernel, hashlib.sha256(kernel.get_kernel_source().encode()).hexdigest())
 
 
