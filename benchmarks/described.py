@@ -32,6 +32,9 @@ BUDGET_US = 1e5
 ROUNDS, MOST_REPLAYS = (9, 31), 10
 """Least and most rounds, and the replays of one."""
 
+LANES = (1, 16)
+"""How warp 0 of the described epilogue may hold Sinkhorn's matrix."""
+
 _OURS = frozenset(("epilogue_thr", "collapse"))
 """Tunables of the epilogue that is left out."""
 
@@ -52,7 +55,8 @@ class Reproduction:
     def __str__(self) -> str:
         """Return a label for people."""
         config = {name: value for name, value in self.candidate.items if name not in _OURS}
-        return f"{Candidate.of(self.candidate.arm, config)} + {EPILOGUE}"
+        lanes = dict(self.epilogue.params)["lanes"]
+        return f"{Candidate.of(self.candidate.arm, config)} + {EPILOGUE}(lanes={lanes})"
 
 
 def reproductions(seam: Seam, problem: Problem, sm_count: int, num_tokens: int) -> tuple[Reproduction, ...]:
@@ -66,12 +70,13 @@ def reproductions(seam: Seam, problem: Problem, sm_count: int, num_tokens: int) 
     found: dict[tuple[Variant, ...], Reproduction] = {}
     for candidate in described(seam, problem, "cuda", sm_count, num_tokens).candidates:
         *first, _ = seam.arm("cuda", candidate.arm).variants(problem, candidate.config)
-        epilogue = Variant.of(
-            EPILOGUE, "cuda", hidden_size=problem.hidden_size, n_splits=candidate.config["n_splits"],
-            sinkhorn_iters=problem.sinkhorn_iters, carried=int(problem.carried),
-        )  # fmt: skip
-        made = Reproduction(candidate, tuple(first), epilogue)
-        found.setdefault(made.variants, made)
+        for lanes in LANES:
+            epilogue = Variant.of(
+                EPILOGUE, "cuda", hidden_size=problem.hidden_size, n_splits=candidate.config["n_splits"],
+                sinkhorn_iters=problem.sinkhorn_iters, carried=int(problem.carried), lanes=lanes,
+            )  # fmt: skip
+            made = Reproduction(candidate, tuple(first), epilogue)
+            found.setdefault(made.variants, made)
     return tuple(found.values())
 
 

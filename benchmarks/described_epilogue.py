@@ -45,28 +45,47 @@ def _sinkhorn(matrix, total, iterations, eps):
         _normalise(matrix, total, eps, 0)
 
 
+@T.macro
+def _sinkhorn_by_lanes(element, total, iterations, eps):
+    """The same with element i, j in lane 4 i + j (modulo 16): sums by exchanges, one division a half step."""
+    total[0] = T.max(element[0], T.shfl_xor(element[0], 1))
+    total[0] = T.max(total[0], T.shfl_xor(total[0], 2))
+    element[0] = T.exp(element[0] - total[0])
+    for half in T.serial(2 * iterations):
+        distance = T.if_then_else(half % 2 == 0, 1, 4)  # rows, then columns
+        total[0] = element[0] + T.shfl_xor(element[0], distance)
+        total[0] = total[0] + T.shfl_xor(total[0], 2 * distance)
+        if half == 0:
+            element[0] = element[0] / total[0] + eps
+        else:
+            element[0] = element[0] / (total[0] + eps)
+
+
 def _sigmoid(value):
     return T.float32(1) / (T.float32(1) + T.exp(-value))
 
 
-def described_epilogue(hidden_size: int, n_splits: int, sinkhorn_iters: int, carried: int = 1) -> PrimFunc:
+def described_epilogue(
+    hidden_size: int, n_splits: int, sinkhorn_iters: int, carried: int = 1, lanes: int = 1
+) -> PrimFunc:
     """Build the delayed epilogue with a norm as it is described for what ships.
 
     From the description: a block of 96 threads a token; all of them add the partial sums, split after split;
     then warp 0 (`thread < 32`) has post, comb with its whole Sinkhorn in registers, and their stores; warps 1
     and 2 have pre, collapse and norm. Blocks of gcd(1024, H) elements of the four streams come through bf16
     shared memory, two stages of asynchronous copies; the row is kept there in bf16 before it is normalised,
-    and a second pass multiplies. It waits for the kernel ahead first, and lets the next one begin last.
+    and a second pass multiplies, its weights in two stages too. It waits for the kernel ahead first, and
+    lets the next one begin last.
 
     Left open, and chosen here: a thread adds the column that its number has modulo 24, and each its own sum
-    of squares; the lanes of warp 0 all compute the same matrix, with one IEEE division a line and not four,
-    which is faster, and the first stores it; the loop of iterations is not unrolled.
+    of squares; the loop of iterations is not unrolled. How warp 0 holds the matrix is tried (`lanes`).
 
     Args:
         hidden_size: H; a multiple of 512, as 64 threads copy 8 elements each.
         n_splits: partial sums, mul [n_splits, T, 24] and sqrsum [n_splits, T].
         sinkhorn_iters: column steps.
         carried: collapse the streams [T, 4, H] with `pre_mix` [T, 4]; otherwise take stream 0.
+        lanes: 1: every lane holds the whole matrix, with one IEEE division a line; 16: an element each.
     """
     num_tokens = T.dynamic("num_tokens")
     block_h = math.gcd(BLOCK_H, hidden_size)
@@ -97,6 +116,7 @@ def described_epilogue(hidden_size: int, n_splits: int, sinkhorn_iters: int, car
             mixes = T.alloc_shared((24,), "float32")
             blocks = T.alloc_shared((n_streams, block_h), "bfloat16")
             row = T.alloc_shared((hidden_size,), "bfloat16")
+            weights = T.alloc_shared((block_h,), "bfloat16")
             sums = T.alloc_local((2,), "float32")
             T.pdl_sync()
             sums[0] = T.float32(0)
@@ -113,14 +133,21 @@ def described_epilogue(hidden_size: int, n_splits: int, sinkhorn_iters: int, car
                 total = T.alloc_local((1,), "float32")
                 if thread < 4:
                     next_post[token, thread] = _sigmoid(mixes[4 + thread]) * post_mult
-                for i in T.unroll(4):
-                    for j in T.unroll(4):
-                        matrix[i, j] = mixes[8 + 4 * i + j]
-                _sinkhorn(matrix, total, sinkhorn_iters, sinkhorn_eps)
-                if thread == 0:
+                if lanes == 16:
+                    element = T.alloc_local((1,), "float32")
+                    element[0] = mixes[8 + thread % 16]
+                    _sinkhorn_by_lanes(element, total, sinkhorn_iters, sinkhorn_eps)
+                    if thread < 16:
+                        next_comb[token, thread // 4, thread % 4] = element[0]
+                else:
                     for i in T.unroll(4):
-                        for j in T.vectorized(4):
-                            next_comb[token, i, j] = matrix[i, j]
+                        for j in T.unroll(4):
+                            matrix[i, j] = mixes[8 + 4 * i + j]
+                    _sinkhorn(matrix, total, sinkhorn_iters, sinkhorn_eps)
+                    if thread == 0:
+                        for i in T.unroll(4):
+                            for j in T.vectorized(4):
+                                next_comb[token, i, j] = matrix[i, j]
             else:
                 mix_in = T.alloc_local((4,), "float32")
                 # Of its own: read again behind a store, a fragment gives what it held before it.
@@ -156,12 +183,13 @@ def described_epilogue(hidden_size: int, n_splits: int, sinkhorn_iters: int, car
                         )
                 T.reduce_sum(squares, square)
                 square[0] = T.rsqrt(square[0] * T.float32(1 / hidden_size) + norm_eps)
-                for block in T.serial(hidden_size // block_h):
+                for block in T.Pipelined(hidden_size // block_h, num_stages=STAGES):
+                    T.copy(norm_weight[block * block_h : (block + 1) * block_h], weights)
                     for h in T.Parallel(block_h):
                         layer_input[token, block * block_h + h] = T.cast(
                             T.cast(row[block * block_h + h], "float32")
                             * square[0]
-                            * T.cast(norm_weight[block * block_h + h], "float32"),
+                            * T.cast(weights[h], "float32"),
                             "bfloat16",
                         )
             T.pdl_trigger()

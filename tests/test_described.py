@@ -49,10 +49,10 @@ def partials(inputs: Tensors, views: dict[str, torch.Tensor]) -> None:
 
 
 def ran(
-    made: ModuleType, problem: Problem, folder: Path, seed: int
+    made: ModuleType, problem: Problem, way: int, folder: Path, seed: int
 ) -> tuple[Tensors, list[dict[str, torch.Tensor]]]:
     """Return the inputs and what a reproduction with the described epilogue left, in order and backwards."""
-    reproduction = made.reproductions(SEAM, problem, 132, TOKENS)[0]
+    reproduction = made.reproductions(SEAM, problem, 132, TOKENS)[way]
     kernel = OnHost(reproduction.epilogue, folder, factory=lambda _: made.described_epilogue)
     inputs, found = SEAM.inputs(problem, TOKENS, seed, "cpu"), []
     candidate = reproduction.candidate
@@ -69,18 +69,23 @@ def ran(
     return inputs, found
 
 
-@pytest.mark.parametrize("problem", [Problem(4096, sinkhorn_iters=7), Problem(1024, carried=False)], ids=str)
+@pytest.mark.parametrize(
+    ("problem", "way"),
+    [(Problem(4096, sinkhorn_iters=7), 0), (Problem(1024, carried=False), 1)],
+    ids=["a matrix a lane", "an element a lane"],
+)
 def test_the_described_epilogue_computes_the_seam(
-    made: ModuleType, problem: Problem, folder: Path, seed: int
+    made: ModuleType, problem: Problem, way: int, folder: Path, seed: int
 ) -> None:
     """Four blocks of H through two stages, and one; whichever thread comes first."""
-    inputs, (one, other) = ran(made, problem, folder, seed)
-    reproduction = made.reproductions(SEAM, problem, 132, TOKENS)[0]
+    inputs, (one, other) = ran(made, problem, way, folder, seed)
+    reproduction = made.reproductions(SEAM, problem, 132, TOKENS)[way]
+    assert dict(reproduction.epilogue.params)["lanes"] == made.LANES[way]
     made.check(SEAM, problem, reproduction, inputs, one)
     assert all(one[name].equal(other[name]) for name in one)
     one["next_comb_mix"][1, 2, 3] += 1e-3
     with pytest.raises(
-        RuntimeError, match=r"fused\(.*\) \+ described_epilogue at 2 tokens is no reprod.*comb"
+        RuntimeError, match=r"fused\(.*\) \+ described_epilogue\(.*\) at 2 tokens is no reprod.*comb"
     ):
         made.check(SEAM, problem, reproduction, inputs, one)
 
@@ -88,9 +93,9 @@ def test_the_described_epilogue_computes_the_seam(
 def test_each_way_to_launch_what_ships_is_tried_once(made: ModuleType) -> None:
     """The splits are the rule's, no epilogue of ours is left, and what is open is the only difference."""
     for hidden, counts in (
-        (4096, {1: 2, 64: 2}),
-        (5120, {1: 1, 32: 1, 64: 2, 4096: 2}),
-        (7168, {1: 1, 64: 2}),
+        (4096, {1: 4, 64: 4}),
+        (5120, {1: 2, 32: 2, 64: 4, 4096: 4}),
+        (7168, {1: 2, 64: 4}),
     ):
         for count, ways in counts.items():
             found = made.reproductions(SEAM, Problem(hidden), 132, count)
