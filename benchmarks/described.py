@@ -1,7 +1,7 @@
 """What ships, built as it is described: its structure in our kernels, and the described epilogue behind it.
 
 Unlike the candidates of `hopper_baselines.py`, which race and run our epilogue. What is not described of the
-kernels ahead of the epilogue is tried, and the fastest counts.
+kernels ahead of the epilogue, and how its warp 0 holds Sinkhorn's matrix, is tried, and the fastest counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the target table compares with: the described structure in our kernels, and its own best split.
 
 What ships is a fused band to 32 tokens, and above it `post`, a projection whose splits follow a rule, and an
-epilogue that collapses. It fixes the splits and the fused tile; what it leaves open for our kernels is tried
-(`OPEN`), so that a reproduction is not slower than it need be.
+epilogue that collapses. It fixes the splits and the fused tile; of what it leaves open for our kernels
+some is tried (`OPEN`), so that a reproduction is not much slower than it need be.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ OPEN: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "unfused": {"vec": (4,)},
     "unfused_mma": {"block_k": (256,), "epilogue_thr": _EPILOGUE},
 }
-"""By arm what the description leaves open; everything else stays as the arm prefers it."""
+"""By arm the values that are tried of what the description leaves open, not all that are legal."""
 
 SPLITS = (2, 64)
-"""Splits beside those of the rule: the recorded best ones were 64, from 512 tokens on 16, 4 and 2."""
+"""Splits beside those of the rule: as shipped 64 were best, from 512 tokens on 16, 4 and 2."""
 
 _OWN: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "unfused": {"vec": (4,)},

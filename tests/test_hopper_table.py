@@ -267,7 +267,7 @@ def test_an_illegal_split_gives_way_to_the_nearest_and_says_so(compared: ModuleT
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)
-def test_the_sweep_races_as_many_of_ours_at_each_hidden_size(compared: ModuleType, hidden: int) -> None:
+def test_the_sweep_races_what_is_meant_at_each_hidden_size(compared: ModuleType, hidden: int) -> None:
     plan = plan_sweep(load_gpu("h200"), str(BENCHMARKS / "hopper.toml"), hidden_size=hidden, here=False)
     assert plan.problem == Problem(hidden)
     numbers = {arm: len(legal) for arm, legal in plan.legal.items()}
