@@ -290,19 +290,24 @@ def test_from_one_to_4096_tokens_the_fused_arm_ends_at_eight(name: str, bands: l
     assert [band.choice.arm == "fused" for band in found.table.bands] == [last <= 8 for _, last in bands]
 
 
-HIDDEN = (4096, 5120, 7168)
 shipped = runpy.run_path(str(ROOT / "benchmarks" / "shipped.py"))["shipped"]
 
 
-@pytest.mark.parametrize("hidden", HIDDEN)
-def test_what_ships_is_far_behind_at_every_token_count(hidden: int) -> None:
+@pytest.mark.parametrize(
+    ("hidden", "few", "middle", "many"),
+    [(4096, 1.8, 1.4, 1.4), (5120, 1.84, 1.2, 1.42), (7168, 2.0, 1.6, 1.37)],
+)
+def test_what_ships_is_far_behind_at_every_token_count(
+    hidden: int, few: float, middle: float, many: float
+) -> None:
+    """To 64 tokens, at 128 and 256, and above, where the warp-specialised arm leads."""
     found = derived(f"h200_hopper_hidden{hidden}", 0.05)
     best = {n: rows[0].latency_us for n, rows in found.cells.items()}
     faster = {n: us / best[n] for n, us in shipped(hidden).items() if n in best}
     assert faster.keys() == best.keys()
-    assert all(ratio > (1.8 if n <= 64 else 1.5 if n <= 128 else 1.2) for n, ratio in faster.items()), faster
-    many = {rows[0].candidate.arm for n, rows in found.cells.items() if n >= 512}
-    assert many == {"fused_ws"}
+    least = {n: few if n <= 64 else middle if n <= 256 else many for n in faster}
+    assert all(ratio > least[n] for n, ratio in faster.items()), faster
+    assert {rows[0].candidate.arm for n, rows in found.cells.items() if n >= 512} == {"fused_ws"}
 
 
 @pytest.mark.parametrize(
