@@ -61,12 +61,23 @@ def unit(sample: Sample) -> Unit:
 
 
 def near(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the measured trials of a cell that come near the best."""
+    """Return the measured trials of a cell that come near the best, without their throttled samples.
+
+    No verdict uses these, and a draw that repeats them would leave too few of the others.
+    """
     found = [trial for trial in trials if isinstance(trial.outcome, Measurement)]
     latency = {
         trial.id: trial.outcome.latency_us for trial in found if isinstance(trial.outcome, Measurement)
     }
-    return [trial for trial in found if latency[trial.id] <= NEAR * min(latency.values())]
+    return [
+        replace(trial, samples=_steady(trial.samples), twins=_steady(trial.twins))
+        for trial in found
+        if latency[trial.id] <= NEAR * min(latency.values())
+    ]
+
+
+def _steady(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    return tuple(sample for sample in samples if not sample.throttled)
 
 
 def redrawn(trials: Sequence[Trial], rng: random.Random, bias: float = 0.0) -> list[Trial]:
