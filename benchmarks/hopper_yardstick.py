@@ -40,8 +40,8 @@ class Yardstick:
     """What a run is held against; `empty_us` is None without a GPU.
 
     Attributes:
-        empty_us: Microseconds of a kernel that does nothing, in a graph where each waits for the whole one
-            ahead of it (no programmatic dependent launch).
+        empty_us: Microseconds of a kernel that does nothing, of the shape of the seam's first one, in a graph
+            where each waits for the whole one ahead of it (no programmatic dependent launch).
         copy_us: By token count those of a copy kernel that moves `COPIED` x H bytes a token.
         ceiling_bytes: What a copy of more than 1 GiB moved, half read and half written.
         ceiling_us: Its microseconds.

@@ -153,11 +153,13 @@ def without(text: str) -> Callable[[str], str]:
         ("epilogue", "tl::__sync_thread_partial(1, 128);", "layer_input"),
         # The streamers do not wait for the multipliers, which wait for them.
         ("post_pre_ws", "tl::__sync_thread_partial(1, 384);", "wait for ever"),
+        # The upper of two bf16 keeps the bits of the lower one.
+        ("post_pre_ws", "& 0xFFFF0000u", "next_"),
         # Terms are written before the product of those ahead has read them (a barrier of TileLang's own).
         ("post_pre_ws", "tl::__sync_thread_partial(3, 128);", "next_comb_mix"),
     ],
 )
-def test_a_missing_barrier_is_found(
+def test_what_is_missing_from_a_kernel_is_found(
     kernel: str, fault: str, said: str, on_host: Callable[[Variant], OnHost], tmp_path: Path, seed: int
 ) -> None:
     seam, problem = SEAMS["post_pre_delayed"], Problem(HIDDEN)

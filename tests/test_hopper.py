@@ -192,7 +192,7 @@ def test_the_empty_kernel_only_compares_an_argument() -> None:
     _, kernel = source.rsplit("__global__ void", 1)
     body = " ".join(kernel[kernel.index("{") :].split())
     assert re.fullmatch(r"\{ if \(0 < asked\) \{ out\[0\] = [^;]*; \} \}", body), body
-    assert "__launch_bounds__(32, 1)" in kernel
+    assert "__launch_bounds__(128, 1)" in kernel
 
 
 def test_launches_of_the_empty_kernel_wait_for_one_another() -> None:
@@ -200,7 +200,8 @@ def test_launches_of_the_empty_kernel_wait_for_one_another() -> None:
     yardsticks = importlib.import_module("yardsticks")
     attributes = lowered(yardsticks.empty_program())
     assert not [name for name in attributes if "pdl" in name or "dependent_launch" in name]
-    assert {str(k): int(v) for k, v in attributes["thread_extent"].items()}["threadIdx.x"] == 32
+    extents = {str(k): int(v) for k, v in attributes["thread_extent"].items()}
+    assert (extents["blockIdx.x"], extents["threadIdx.x"]) == (60, 128)  # those of `fused` at one token
     assert "threadIdx.x" in map(str, attributes["tirx.kernel_launch_params"])
     post = importlib.import_module("mhctune.kernels.cuda.post").post
     assert "has_cuda_pdl_sync" in lowered(post(1024, 128, 4))  # the name is right: a kernel of ours has it

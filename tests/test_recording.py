@@ -278,13 +278,13 @@ def test_the_h200_winners_beat_what_is_shipped_at_every_token_count() -> None:
     [
         (
             "h200_hopper_hidden4096",
-            [(1, 1), (2, 8), (9, 16), (17, 64), (65, 256), (257, 512), (513, 1024), (1025, 4096)],
+            [(1, 1), (2, 4), (5, 8), (9, 64), (65, 256), (257, 512), (513, 1024), (1025, 4096)],
         ),
-        ("h200_hopper_hidden5120", [(1, 8), (9, 64), (65, 128), (129, 256), (257, 1024), (1025, 4096)]),
-        ("h200_hopper_hidden7168", [(1, 4), (5, 8), (9, 128), (129, 256), (257, 512), (513, 4096)]),
+        ("h200_hopper_hidden5120", [(1, 1), (2, 8), (9, 256), (257, 1024), (1025, 4096)]),
+        ("h200_hopper_hidden7168", [(1, 4), (5, 16), (17, 128), (129, 256), (257, 1024), (1025, 4096)]),
     ],
 )
-def test_from_one_to_4096_tokens_the_fused_arm_ends_at_eight(name: str, bands: list[tuple[int, int]]) -> None:
+def test_from_one_to_4096_tokens_the_fused_arm_ends_by_eight(name: str, bands: list[tuple[int, int]]) -> None:
     found = derived(name, 0.05)
     assert [(band.first, band.last) for band in found.table.bands] == bands
     assert [band.choice.arm == "fused" for band in found.table.bands] == [last <= 8 for _, last in bands]
@@ -295,7 +295,7 @@ shipped = runpy.run_path(str(ROOT / "benchmarks" / "shipped.py"))["shipped"]
 
 @pytest.mark.parametrize(
     ("hidden", "few", "middle", "many"),
-    [(4096, 1.8, 1.4, 1.4), (5120, 1.84, 1.2, 1.42), (7168, 2.0, 1.6, 1.37)],
+    [(4096, 1.95, 1.5, 1.41), (5120, 1.99, 1.29, 1.48), (7168, 2.12, 1.72, 1.39)],
 )
 def test_what_ships_is_far_behind_at_every_token_count(
     hidden: int, few: float, middle: float, many: float
@@ -315,7 +315,7 @@ def test_what_ships_is_far_behind_at_every_token_count(
     [
         (4096, [(1, 16, "released")]),
         (5120, [(1, 16, "released")]),
-        (7168, [(1, 2, "fused"), (3, 16, "released")]),  # a row of 896 threads is late at one token
+        (7168, [(1, 16, "released")]),
     ],
 )
 def test_the_layer_input_is_released_before_the_fused_arm_ends(

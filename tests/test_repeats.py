@@ -103,6 +103,15 @@ def test_a_redrawn_sweep_keeps_rounds_and_placements_but_not_what_the_noise_said
         assert again <= pairs  # candidates of a round stay together
 
 
+def test_a_cell_with_throttled_rounds_is_redrawn_from_the_others(hold: dict[str, Any]) -> None:
+    sweep, trials = replay(load_recorded("h200_hopper_hidden7168"))
+    found = [trial for trial in sweep.without_probes(trials) if trial.cell.num_tokens == 4096]
+    assert sum(sample.throttled for trial in found for sample in trial.samples) > 100
+    drawn = hold["redrawn"](hold["near"](found), random.Random(1))
+    assert all(trial.samples for trial in drawn)
+    assert not any(sample.throttled for trial in drawn for sample in (*trial.samples, *trial.twins))
+
+
 def test_without_noise_no_rule_ever_changes_its_mind(hold: dict[str, Any], recorded: Any) -> None:
     sweep, trials = recorded
     quiet = [

@@ -79,7 +79,8 @@ class CudaArm(PostPreArm):
     writes_aux = True
     _shared_sources = (
         "forms.py", "tensors.py", "post_pre_arm.py", "cuda/arm.py", "cuda/post.py", "cuda/reduction.py",
-        "cuda/mixes.py", "cuda/sinkhorn.py", "cuda/row.py", "cuda/epilogue.py",
+        "cuda/mixes.py", "cuda/sinkhorn.py", "cuda/row.py", "cuda/collapse.py", "cuda/widen.py",
+        "cuda/epilogue.py",
     )  # fmt: skip
 
     def __init__(self, form: Form = forms.POST_PRE_DELAYED) -> None:

@@ -3,14 +3,17 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
+from mhctune.kernels.cuda.post import collapse_stream
+from mhctune.kernels.cuda.widen import SOURCE, widen
+
 
 @T.macro
-def weigh_streams(weights, old, total, vec):
-    """Compute total[v] = sum_j weights[j] * old[j, v] in float32, j in order."""
-    for v in T.unroll(vec):
-        total[v] = weights[0] * T.cast(old[0, v], "float32")
-        for j in T.unroll(3):
-            total[v] = T.ieee_fmaf(weights[j + 1], T.cast(old[j + 1, v], "float32"), total[v], "rn")
+def weigh_streams(weights, old, total, vec, broadcast=0):
+    """Compute total[v] = sum_j weights[0, j] * old[j, v] in float32, j in order; of old[0] if `broadcast`."""
+    exact = T.alloc_local((vec,), "float32")
+    for j in T.unroll(4):
+        widen(exact[0], old[0 if broadcast else j, 0], vec)
+        collapse_stream(total, exact, weights, 0, j, vec)
 
 
 def collapse(hidden_size: int, n_thr: int, vec: int) -> PrimFunc:
@@ -32,8 +35,9 @@ def collapse(hidden_size: int, n_thr: int, vec: int) -> PrimFunc:
         row_stride: T.int64,
     ):
         with T.Kernel(num_tokens, T.ceildiv(hidden_size, block_h), threads=n_thr) as (token, block):
+            T.import_source(SOURCE)
             thread = T.get_thread_binding()
-            weights = T.alloc_local((4,), "float32")
+            weights = T.alloc_local((1, 4), "float32")
             old = T.alloc_local((4, vec), "bfloat16")
             total = T.alloc_local((vec,), "float32")
             rounded = T.alloc_local((vec,), "bfloat16")
@@ -41,7 +45,7 @@ def collapse(hidden_size: int, n_thr: int, vec: int) -> PrimFunc:
             T.pdl_sync()
             first = block * block_h + thread * vec
             for j in T.vectorized(4):
-                weights[j] = pre_mix[token, j]
+                weights[0, j] = pre_mix[token, j]
             if first < hidden_size:
                 start = T.cast(token, "int64") * row_stride + first
                 for j in T.unroll(4):

@@ -5,6 +5,7 @@ from tvm.tirx import PrimFunc
 
 from mhctune.kernels.cuda.mixes import add_partials, load_terms, pick, sigmoid, store_coefficients
 from mhctune.kernels.cuda.row import collapse_row, load_norm_weights
+from mhctune.kernels.cuda.widen import SOURCE
 
 
 def epilogue(
@@ -70,11 +71,12 @@ def epilogue(
         norm_eps: T.float32,
     ):
         with T.Kernel(num_tokens, threads=n_thr + 64) as token:
+            T.import_source(SOURCE)
             thread = T.get_thread_binding()
             squares = T.alloc_shared((n_thr // 32,), "float32")
             own_mix = T.alloc_shared((4,), "float32")
             weights = T.alloc_local((steps, vec), "bfloat16")
-            mix_in = T.alloc_local((4,), "float32")
+            mix_in = T.alloc_local((1, 4), "float32")
             quad = T.alloc_local((1,), "int32")
             factor = T.alloc_local((1,), "float32")
             shifts = T.alloc_local((4,), "float32")
@@ -102,10 +104,10 @@ def epilogue(
                 if mixed:
                     if delayed:
                         for j in T.vectorized(4):
-                            mix_in[j] = pre_mix[token, j]
+                            mix_in[0, j] = pre_mix[token, j]
                     else:
                         for j in T.unroll(4):
-                            mix_in[j] = own_mix[j]
+                            mix_in[0, j] = own_mix[j]
                 collapse_row(
                     residual, streams, mix_in, weights, squares, layer_input, token, thread, hidden_size,
                     n_thr, vec, mixed, norm, collapsed, norm_eps, delayed, broadcast,
@@ -120,7 +122,7 @@ def epilogue(
                     sums, thread < n_thr + 32, thread % 32, token, next_post, next_comb, next_pre, delayed,
                     sinkhorn_iters, hc_pre_eps, sinkhorn_eps, post_mult,
                 )  # fmt: skip
-                # One thread speaks for its program: that of comb, which ends last.
+                # One thread speaks for its program: that of comb, which ends last with few tokens.
                 if thread < n_thr + 32:
                     T.pdl_trigger()
 

@@ -6,6 +6,7 @@ from tvm.tirx import PrimFunc
 from mhctune.kernels.cuda.mixes import sigmoid
 from mhctune.kernels.cuda.row import collapse_row, load_norm_weights
 from mhctune.kernels.cuda.sinkhorn import LOG2_E, fma, reciprocal, sinkhorn
+from mhctune.kernels.cuda.widen import SOURCE
 
 LANES = 32
 """Tokens of a program that computes coefficients: the lanes of one warp."""
@@ -46,11 +47,12 @@ def epilogue_many(
         norm_eps: T.float32,
     ):
         with T.Kernel(T.ceildiv(num_tokens, LANES) + num_tokens, threads=n_thr) as program:
+            T.import_source(SOURCE)
             thread = T.get_thread_binding()
             T.annotate_min_blocks_per_sm(max(1, 1024 // n_thr))
             squares = T.alloc_shared((n_thr // 32,), "float32")
             weights = T.alloc_local((steps, vec), "bfloat16")
-            mix_in = T.alloc_local((4,), "float32")
+            mix_in = T.alloc_local((1, 4), "float32")
             part = T.alloc_local((4,), "float32")
             quad = T.alloc_local((1,), "int32")
             square = T.alloc_local((1,), "float32")
@@ -109,7 +111,7 @@ def epilogue_many(
                 T.pdl_sync()
                 if mixed:
                     for j in T.vectorized(4):
-                        mix_in[j] = pre_mix[token, j]
+                        mix_in[0, j] = pre_mix[token, j]
                 collapse_row(
                     residual, streams, mix_in, weights, squares, layer_input, token, thread, hidden_size,
                     n_thr, vec, mixed, norm, collapsed, norm_eps,

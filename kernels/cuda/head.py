@@ -5,6 +5,7 @@ from tvm.tirx import PrimFunc
 
 from mhctune.kernels.cuda.collapse import weigh_streams
 from mhctune.kernels.cuda.mixes import sigmoid
+from mhctune.kernels.cuda.widen import SOURCE
 
 
 def head(hidden_size: int, n_splits: int, n_thr: int, vec: int) -> PrimFunc:
@@ -26,9 +27,10 @@ def head(hidden_size: int, n_splits: int, n_thr: int, vec: int) -> PrimFunc:
         hc_pre_eps: T.float32,
     ):
         with T.Kernel(num_tokens, threads=n_thr) as token:
+            T.import_source(SOURCE)
             thread = T.get_thread_binding()
             gates = T.alloc_shared((4,), "float32")
-            weights = T.alloc_local((4,), "float32")
+            weights = T.alloc_local((1, 4), "float32")
             scalar = T.alloc_local((2,), "float32")
             old = T.alloc_local((4, vec), "bfloat16")
             total = T.alloc_local((vec,), "float32")
@@ -44,7 +46,7 @@ def head(hidden_size: int, n_splits: int, n_thr: int, vec: int) -> PrimFunc:
                 gates[thread] = sigmoid(scalar[0] * scalar[1] * scale[0] + base[thread]) + hc_pre_eps
             T.sync_threads()
             for j in T.unroll(4):
-                weights[j] = gates[j]
+                weights[0, j] = gates[j]
             for step in T.unroll(hidden_size // (n_thr * vec)):
                 first = (step * n_thr + thread) * vec
                 for j in T.unroll(4):

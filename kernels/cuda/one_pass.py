@@ -80,7 +80,7 @@ class OnePassPost(_OnePass):
     """The post block, with the mean over the new streams where it is asked for."""
 
     form = POST
-    sources = ("forms.py", "tensors.py", "cuda/one_pass.py", "cuda/post.py")
+    sources = ("forms.py", "tensors.py", "cuda/one_pass.py", "cuda/post.py", "cuda/widen.py")
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the post kernel."""
@@ -101,7 +101,9 @@ class OnePassCollapse(_OnePass):
     """The collapse with the carried pre-mix, of rows that may lie apart."""
 
     form = COLLAPSE
-    sources = ("forms.py", "tensors.py", "cuda/one_pass.py", "cuda/collapse.py")
+    sources = (
+        "forms.py", "tensors.py", "cuda/one_pass.py", "cuda/collapse.py", "cuda/post.py", "cuda/widen.py",
+    )  # fmt: skip
 
     def variants(self, problem: Problem, config: Config) -> tuple[Variant, ...]:
         """Return the collapse kernel."""

@@ -9,8 +9,10 @@ from mhctune.kernels.cuda.post import (
     load_streams,
     mix_stream,
     store_rounded,
+    widen_streams,
 )
 from mhctune.kernels.cuda.row import inverse_rms, load_norm_weights
+from mhctune.kernels.cuda.widen import SOURCE, widen
 
 
 def post_norm(
@@ -43,6 +45,7 @@ def post_norm(
         norm_eps: T.float32,
     ):
         with T.Kernel(num_tokens, threads=n_thr) as token:
+            T.import_source(SOURCE)
             thread = T.get_thread_binding()
             squares = T.alloc_shared((n_thr // 32,), "float32")
             held = T.alloc_local((1, 20), "float32")
@@ -51,6 +54,7 @@ def post_norm(
             new_x = T.alloc_local((steps, vec), "bfloat16")
             old = T.alloc_local((steps, 4, vec), "bfloat16")
             stream = T.alloc_local((vec,), "bfloat16")
+            wide = T.alloc_local((5, vec), "float32")
             exact = T.alloc_local((vec,), "float32")
             row = T.alloc_local((steps, vec), "bfloat16")
             total = T.alloc_local((vec,), "float32")
@@ -81,20 +85,21 @@ def post_norm(
                     # The one value that, added to, changes nothing: 0 would make +0 of a -0.
                     total[v] = T.float32(-0.0)
                     mean[v] = T.float32(-0.0)
+                widen_streams(new_x, old, wide, step, vec)
                 # Not unrolled: code that each launch fetches and runs once, 0.1 us of 3.6 at one token.
                 for j in T.unroll(4, unroll_factor=1):
                     held[0, 0] = T.shfl_sync(mine[0], j)
                     for i in T.unroll(4):
                         held[0, 4 + 4 * i] = T.shfl_sync(mine[0], 4 + 4 * i + j)
                     mix_in[0, 1] = T.shfl_sync(mine[0], 20 + j)
-                    mix_stream(new_x, old, held, exact, step, 0, 0, vec)
+                    mix_stream(wide, held, exact, 0, 0, vec)
                     for v in T.vectorized(vec):
                         stream[v] = T.cast(exact[v], "bfloat16")
                     for v in T.vectorized(vec):
                         residual_out[token, j, first + v] = stream[v]
-                    for v in T.unroll(vec):
-                        exact[v] = T.cast(stream[v], "float32")
-                        if not carried:
+                    widen(exact[0], stream[0], vec)
+                    if not carried:
+                        for v in T.unroll(vec):
                             total[v] = T.Select(j == 0, exact[v], total[v])
                     if carried:
                         collapse_stream(total, exact, mix_in, 0, 1, vec)
@@ -103,8 +108,8 @@ def post_norm(
                 for v in T.vectorized(vec):
                     row[step, v] = T.cast(total[v], "bfloat16")
                 if norm:
+                    widen(total[0], row[step, 0], vec)
                     for v in T.unroll(vec):
-                        total[v] = T.cast(row[step, v], "float32")
                         scalar[0] = T.ieee_fmaf(total[v], total[v], scalar[0], "rn")
                 else:
                     for v in T.vectorized(vec):
@@ -116,10 +121,10 @@ def post_norm(
             if norm:
                 inverse_rms(squares, scalar, thread, n_thr, hidden_size, norm_eps)
                 for step in T.unroll(steps):
+                    widen(total[0], row[step, 0], vec)
+                    widen(exact[0], weights[step, 0], vec)
                     for v in T.unroll(vec):
-                        total[v] = (
-                            T.cast(row[step, v], "float32") * scalar[0] * T.cast(weights[step, v], "float32")
-                        )
+                        total[v] = total[v] * scalar[0] * exact[v]
                     store_rounded(total, layer_input, token, (step * n_thr + thread) * vec, vec)
 
     return mhctune_post_norm

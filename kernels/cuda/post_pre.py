@@ -11,6 +11,7 @@ from mhctune.kernels.cuda.post import (
     share_coefficients,
 )
 from mhctune.kernels.cuda.reduction import store_partials
+from mhctune.kernels.cuda.widen import SOURCE
 
 
 def post_pre(
@@ -68,6 +69,7 @@ def post_pre(
             tile,
             split,
         ):
+            T.import_source(SOURCE)
             thread = T.get_thread_binding()
             if held:
                 coefficients = T.alloc_local((block_m, 20), "float32")

@@ -10,8 +10,10 @@ from mhctune.kernels.cuda.post import (
     load_streams,
     mix_stream,
     store_rounded,
+    widen_streams,
 )
 from mhctune.kernels.cuda.terms import PRODUCT_WIDTH, TERM_ROWS, load_weights, store_products, store_terms
+from mhctune.kernels.cuda.widen import SOURCE, widen
 
 
 def post_pre_mma(
@@ -51,6 +53,7 @@ def post_pre_mma(
         aux: T.Tensor((num_tokens, hidden_size), "bfloat16"),
     ):
         with T.Kernel(T.ceildiv(num_tokens, block_m), n_splits, threads=n_thr) as (rows, split):
+            T.import_source(SOURCE)
             thread = T.get_thread_binding()
             operand = T.alloc_shared((block_m, width), "bfloat16")
             terms = T.alloc_shared((3 * TERM_ROWS, width), "bfloat16")
@@ -63,6 +66,7 @@ def post_pre_mma(
             held = T.alloc_local((1, 20), "float32")
             mix_in = T.alloc_local((1, 4), "float32")
             stream = T.alloc_local((vec,), "bfloat16")
+            wide = T.alloc_local((5, vec), "float32")
             exact = T.alloc_local((vec,), "float32")
             total = T.alloc_local((vec,), "float32")
             mean = T.alloc_local((vec,), "float32")
@@ -91,17 +95,18 @@ def post_pre_mma(
                         if collapse:
                             for j in T.vectorized(4):
                                 mix_in[0, j] = pre_mix[token, j]
+                        widen_streams(new_x, old, wide, part, vec)
                         for j in T.unroll(4):
                             # Stream by stream: two programs an SM leave a thread 128 registers.
-                            mix_stream(new_x, old, held, exact, part, 0, j, vec)
+                            mix_stream(wide, held, exact, 0, j, vec)
                             for v in T.vectorized(vec):
                                 stream[v] = T.cast(exact[v], "bfloat16")
                             for v in T.vectorized(vec):
                                 residual_out[token, j, first + v] = stream[v]
                             for v in T.vectorized(vec):
                                 operand[row, j * block_h + thread % lanes * vec + v] = stream[v]
+                            widen(exact[0], stream[0], vec)
                             for v in T.unroll(vec):
-                                exact[v] = T.cast(stream[v], "float32")
                                 squares[part] = T.ieee_fmaf(exact[v], exact[v], squares[part], "rn")
                             if collapse:
                                 collapse_stream(total, exact, mix_in, 0, j, vec)

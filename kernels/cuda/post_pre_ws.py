@@ -9,9 +9,12 @@ from mhctune.kernels.cuda.post import (
     load_streams,
     mix_stream,
     store_rounded,
+    widen_streams,
 )
 from mhctune.kernels.cuda.streaming import SOURCE, load_once, store_once
 from mhctune.kernels.cuda.terms import PRODUCT_WIDTH, TERM_ROWS, load_weights, store_products, store_terms
+from mhctune.kernels.cuda.widen import SOURCE as WIDEN
+from mhctune.kernels.cuda.widen import widen
 
 STREAMERS = 256
 """Threads that mix the streams: with twice as many, a thread has no registers to load ahead."""
@@ -84,7 +87,7 @@ def post_pre_ws(
         with T.Kernel(
             n_splits, T.ceildiv(num_tokens, BLOCK_M), threads=STREAMERS + MULTIPLIERS
         ) as (split, rows):  # fmt: skip
-            T.import_source(SOURCE)
+            T.import_source(SOURCE + WIDEN)
             thread = T.get_thread_binding()
             operand = T.alloc_shared((2, BLOCK_M, width), "bfloat16")
             terms = T.alloc_shared((3 * TERM_ROWS, width), "bfloat16")
@@ -97,6 +100,7 @@ def post_pre_ws(
             held = T.alloc_local((parts, 20), "float32")
             mix_in = T.alloc_local((parts, 4), "float32")
             streams = T.alloc_local((4, vec), "bfloat16")
+            wide = T.alloc_local((5, vec), "float32")
             exact = T.alloc_local((vec,), "float32")
             total = T.alloc_local((vec,), "float32")
             mean = T.alloc_local((vec,), "float32")
@@ -124,9 +128,10 @@ def post_pre_ws(
                         row = part * tokens + thread // lanes
                         token = rows * BLOCK_M + row
                         column = first_of(split, block) + own
+                        widen_streams(new_x, old, wide, part, vec)
                         for j in T.unroll(4):
                             # Stream by stream, so that the next block's loads follow in the same registers.
-                            mix_stream(new_x, old, held, exact, part, part, j, vec)
+                            mix_stream(wide, held, exact, part, j, vec)
                             for v in T.vectorized(vec):
                                 streams[j, v] = T.cast(exact[v], "bfloat16")
                         if block < blocks - 1:
@@ -144,8 +149,8 @@ def post_pre_ws(
                                 else:
                                     for v in T.vectorized(vec):
                                         residual_out[token, j, column + v] = streams[j, v]
+                                widen(exact[0], streams[j, 0], vec)
                                 for v in T.unroll(vec):
-                                    exact[v] = T.cast(streams[j, v], "float32")
                                     squares[part] = T.ieee_fmaf(exact[v], exact[v], squares[part], "rn")
                                 if collapse:
                                     collapse_stream(total, exact, mix_in, part, j, vec)

@@ -4,6 +4,7 @@ import tilelang.language as T
 from tvm.tirx import PrimFunc
 
 from mhctune.kernels.cuda.terms import PRODUCT_WIDTH, TERM_ROWS, load_weights, store_products, store_terms
+from mhctune.kernels.cuda.widen import SOURCE, widen
 
 BLOCK_M = 64
 """Rows of a WGMMA tile."""
@@ -48,6 +49,7 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
         sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
     ):
         with T.Kernel(T.ceildiv(num_tokens, BLOCK_M), n_splits, threads=THREADS) as (rows, split):
+            T.import_source(SOURCE)
             thread = T.get_thread_binding()
             operand = T.alloc_shared((BLOCK_M, block_k), "bfloat16")
             terms = T.alloc_shared((3 * TERM_ROWS, block_k), "bfloat16")
@@ -57,6 +59,7 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
             stored = T.alloc_local((row_parts, panels, 8), "bfloat16")
             weights = T.alloc_local((weight_parts, 4), "float32")
             squares = T.alloc_local((row_parts,), "float32")
+            exact = T.alloc_local((8,), "float32")
             T.pdl_trigger()
             load_weights(fn, weights, split * split_k, thread, weight_parts, THREADS, block_k, block_k)
             store_terms(weights, terms, thread, weight_parts, THREADS, block_k)
@@ -69,12 +72,9 @@ def projection_mma(hidden_size: int, n_splits: int, block_k: int, n_streams: int
             for block in T.serial(blocks):
                 for part in T.unroll(row_parts):
                     for panel in T.unroll(panels):
+                        widen(exact[0], stored[part, panel, 0], 8)
                         for v in T.unroll(8):
-                            squares[part] = T.ieee_fmaf(
-                                T.cast(stored[part, panel, v], "float32"),
-                                T.cast(stored[part, panel, v], "float32"),
-                                squares[part], "rn",
-                            )  # fmt: skip
+                            squares[part] = T.ieee_fmaf(exact[v], exact[v], squares[part], "rn")
                         for v in T.vectorized(8):
                             operand[
                                 part * row_threads + thread // lanes, panel * 64 + thread % lanes * 8 + v

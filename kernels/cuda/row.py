@@ -2,7 +2,9 @@
 
 import tilelang.language as T
 
+from mhctune.kernels.cuda.collapse import weigh_streams
 from mhctune.kernels.cuda.sinkhorn import fma
+from mhctune.kernels.cuda.widen import widen
 
 
 @T.macro
@@ -40,7 +42,7 @@ def collapse_row(
     Args:
         residual: streams [T, 4, H], [T, 1, H] if `broadcast`; unread if `collapsed`.
         streams: where the equal streams of a `broadcast` go.
-        mix_in: the pre-mix, registers [4]; read if `mixed`, otherwise stream 0 is taken.
+        mix_in: the pre-mix, registers [1, 4]; read if `mixed`, otherwise stream 0 is taken.
         weights: of the norm, registers [steps, vec].
         squares: shared memory [n_thr / 32].
         layer_input: [T, H]; holds the collapse if `collapsed`.
@@ -58,6 +60,8 @@ def collapse_row(
     """
     steps = hidden_size // (n_thr * vec)
     row = T.alloc_local((steps, vec), "float32")
+    exact = T.alloc_local((vec,), "float32")
+    total = T.alloc_local((vec,), "float32")
     stored = T.alloc_local((4, vec), "bfloat16")
     rounded = T.alloc_local((vec,), "bfloat16")
     scalar = T.alloc_local((1,), "float32")
@@ -76,34 +80,28 @@ def collapse_row(
                     for v in T.vectorized(vec):
                         streams[token, j, first + v] = stored[0, v]
             if mixed:
-                for v in T.unroll(vec):
-                    row[step, v] = mix_in[0] * T.cast(stored[0, v], "float32")
-                    for j in T.unroll(3):
-                        row[step, v] = fma(
-                            mix_in[j + 1],
-                            T.cast(stored[0 if broadcast else j + 1, v], "float32"),
-                            row[step, v],
-                        )
+                weigh_streams(mix_in, stored, total, vec, broadcast)
                 for v in T.vectorized(vec):
-                    rounded[v] = T.cast(row[step, v], "bfloat16")
+                    rounded[v] = T.cast(total[v], "bfloat16")
             else:
                 for v in T.unroll(vec):
                     rounded[v] = stored[0, v]
         if norm:
+            widen(row[step, 0], rounded[0], vec)
             for v in T.unroll(vec):
                 if delayed:
-                    row[step, v] = T.cast(rounded[v], "float32")
-                scalar[0] = fma(row[step, v], row[step, v], scalar[0])
-                if not delayed:
-                    row[step, v] = T.cast(rounded[v], "float32")
+                    scalar[0] = fma(row[step, v], row[step, v], scalar[0])
+                else:
+                    scalar[0] = fma(total[v], total[v], scalar[0])
         elif not collapsed:
             for v in T.vectorized(vec):
                 layer_input[token, first + v] = rounded[v]
     if norm:
         inverse_rms(squares, scalar, thread, n_thr, hidden_size, norm_eps)
         for step in T.unroll(steps):
+            widen(exact[0], weights[step, 0], vec)
             for v in T.unroll(vec):
-                row[step, v] = row[step, v] * scalar[0] * T.cast(weights[step, v], "float32")
+                row[step, v] = row[step, v] * scalar[0] * exact[v]
             for v in T.vectorized(vec):
                 rounded[v] = T.cast(row[step, v], "bfloat16")
             for v in T.vectorized(vec):

@@ -2,6 +2,8 @@
 
 import tilelang.language as T
 
+from mhctune.kernels.cuda.widen import widen
+
 TERM_ROWS = 32
 """Rows of a term in shared memory: 24 columns, padded so that N = 96 is one instruction."""
 
@@ -32,13 +34,15 @@ def store_terms(weights, terms, thread, parts, threads, width):
     float32 weight to 24 bits and every product with a bf16 stream is exact.
     """
     term = T.alloc_local((3, 4), "bfloat16")
+    exact = T.alloc_local((4,), "float32")
     for part in T.unroll(parts):
         # Vectorised, two conversions are one instruction of an eighth of the time (F2FP, not F2F).
         for i in T.unroll(2):
             for v in T.vectorized(4):
                 term[i, v] = T.cast(weights[part, v], "bfloat16")
+            widen(exact[0], term[i, 0], 4)
             for v in T.unroll(4):
-                weights[part, v] = weights[part, v] - T.cast(term[i, v], "float32")
+                weights[part, v] = weights[part, v] - exact[v]
         for v in T.vectorized(4):
             term[2, v] = T.cast(weights[part, v], "bfloat16")
         for i in T.unroll(3):

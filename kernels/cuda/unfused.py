@@ -180,7 +180,7 @@ class UnfusedMma(_Unfused):
 class UnfusedHead(Unfused):
     """Projection to four gates, then the streams' weighted sum: two launches."""
 
-    sources = (*Unfused.sources, "cuda/head.py", "cuda/collapse.py")
+    sources = (*Unfused.sources, "cuda/head.py")
 
     @property
     def _epilogue_tunables(self) -> tuple[Tunable, ...]:

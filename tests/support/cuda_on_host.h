@@ -46,6 +46,11 @@ struct __nv_bfloat162 { bfloat16_t x, y; };
 static __nv_bfloat162 __float22bfloat162_rn(float2 pair) { return {bfloat16_t(pair.x), bfloat16_t(pair.y)}; }
 static float2 __bfloat1622float2(__nv_bfloat162 pair) { return {pair.x, pair.y}; }
 static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+static float __uint_as_float(uint word) {
+  float value;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
 static float rsqrtf(float value) { return 1 / std::sqrt(value); }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
